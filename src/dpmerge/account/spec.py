@@ -1,0 +1,222 @@
+"""The input of `dpmerge account`: a strict JSON description of runs and of how they are merged.
+
+Guarantees: what is accepted is complete, inside every domain and free of NaN; nothing is guessed.
+Refuses with one line that names the field, its value and what is accepted: unknown or duplicate fields, wrong types,
+vectors that do not match the runs, lists that do not match their steps.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from dpmerge.errors import InvalidInput
+from dpmerge.privacy import domain
+from dpmerge.privacy.exposure import Adjacency
+from dpmerge.privacy.mechanisms import Clipping, DpSgd, Optimizer, Sampling, StepBlock
+from dpmerge.privacy.renyi import DEFAULT_ORDERS
+from dpmerge.privacy.smoothness import DeclaredLipschitz, SmoothKind, Smoothness
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+_VOUCHER = "the spec"
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class BlockSpec(_Strict):
+    """Consecutive steps with one noise multiplier and clip norm."""
+
+    steps: int = Field(ge=1, description="an integer ≥ 1")
+    noise_multiplier: NonNegative = Field(description="a finite number ≥ 0 (0: no noise, no privacy)")
+    clip_norm: Positive = Field(description="a finite number > 0")
+    learning_rate: NonNegative | list[NonNegative] = Field(
+        description="a finite number ≥ 0, or a list of them with one for each step; effective rates, which multiply "
+        "the sum of clipped gradients"
+    )
+    sampling_rate: Annotated[float, Field(gt=0, le=1)] = Field(default=1.0, description="a number in (0, 1]")
+
+    def block(self) -> StepBlock:
+        rate = self.learning_rate
+        return StepBlock(
+            steps=self.steps,
+            noise_multiplier=self.noise_multiplier,
+            clip_norm=self.clip_norm,
+            learning_rate=tuple(rate) if isinstance(rate, list) else rate,
+            sampling_rate=self.sampling_rate,
+        )
+
+
+class SmoothnessSpec(_Strict):
+    """What is known of the per-example loss (theorem hidden_state)."""
+
+    kind: SmoothKind = Field(description='"logistic", "huber", "squared", "softmax" or "declared"')
+    feature_bound: Positive | None = Field(
+        default=None, description="a finite number > 0: the largest norm of a feature vector, bias included"
+    )
+    beta: NonNegative | None = Field(default=None, description="a finite number ≥ 0 (required for declared)")
+    batch_size: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="an integer ≥ 1: a bound on the number of records"
+    )
+    vouched_by: str | None = Field(default=None, description="text: who says so")
+
+    def smoothness(self) -> Smoothness:
+        return Smoothness(
+            kind=self.kind,
+            feature_bound=self.feature_bound,
+            beta=self.beta,
+            records=self.batch_size,
+            vouched_by=self.vouched_by or _VOUCHER,
+        )
+
+
+class RunSpec(_Strict):
+    """One DP-SGD run."""
+
+    blocks: list[BlockSpec] = Field(min_length=1, description="a non-empty list of blocks of steps")
+    sampling: Literal["full_batch", "poisson", "shuffled"] | None = Field(
+        default=None, description='"full_batch", "poisson" or "shuffled"'
+    )
+    steps_per_epoch: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="an integer ≥ 1, for shuffled batches only"
+    )
+    clipping: Literal["per_example", "aggregate"] = Field(
+        default="per_example", description='"per_example" or "aggregate"'
+    )
+    weight_decay: NonNegative = Field(default=0.0, description="a finite number ≥ 0")
+    momentum: NonNegative = Field(default=0.0, description="a finite number ≥ 0")
+    lipschitz: NonNegative | list[NonNegative] | None = Field(
+        default=None, description="a finite number ≥ 0, or a list of them with one for each step"
+    )
+    smoothness: SmoothnessSpec | None = Field(default=None, description="an object with at least a kind")
+
+    def run(self, adjacency: Adjacency, label: str) -> DpSgd:
+        if self.lipschitz is not None and self.smoothness is not None:
+            raise InvalidInput("lipschitz", self.lipschitz, "either lipschitz or smoothness, not both")
+        facts: Smoothness | DeclaredLipschitz | None = None
+        if self.lipschitz is not None:
+            factors = tuple(self.lipschitz) if isinstance(self.lipschitz, list) else self.lipschitz
+            facts = DeclaredLipschitz(factors=factors, vouched_by=f"{_VOUCHER} (declared)")
+        elif self.smoothness is not None:
+            facts = self.smoothness.smoothness()
+        return DpSgd(
+            blocks=tuple(_placed(f"blocks[{i}]", block.block) for i, block in enumerate(self.blocks)),
+            adjacency=adjacency,
+            sampling=None if self.sampling is None else Sampling(self.sampling),
+            steps_per_epoch=self.steps_per_epoch,
+            clipping=Clipping(self.clipping),
+            optimizer=Optimizer(momentum=self.momentum, weight_decay=self.weight_decay),
+            smoothness=facts,
+            label=label,
+            vouched_by=_VOUCHER,
+        )
+
+
+class Spec(_Strict):
+    """Runs on one dataset, and the selection or combination of them to account for."""
+
+    adjacency: Literal["replace_one", "add_remove"] = Field(description='"replace_one" or "add_remove"')
+    delta: Annotated[float, Field(gt=0, lt=1)] = Field(description="a number strictly between 0 and 1")
+    rdp_orders: list[Finite] | None = Field(default=None, description="a non-empty list of finite numbers > 1")
+    release_noise: NonNegative = Field(
+        default=0.0, description="a finite number ≥ 0, in units of learning_rate × clip_norm × noise_multiplier"
+    )
+    shared_affine: bool = Field(default=False, description="true or false")
+    runs: list[RunSpec] = Field(min_length=1, description="a non-empty list of runs")
+    probabilities: list[Finite] | None = Field(default=None, description="one number ≥ 0 for each run, summing to 1")
+    weights: list[Finite] | None = Field(default=None, description="one number ≥ 0 for each run, summing to 1")
+
+    @classmethod
+    def parse(cls, text: str | bytes) -> Spec:
+        """From JSON text."""
+        try:
+            content = json.loads(text, object_pairs_hook=_without_duplicates)
+        except UnicodeDecodeError as error:
+            raise InvalidInput("spec", f"bytes that are not UTF-8 ({error.reason})", "JSON text in UTF-8") from None
+        except json.JSONDecodeError as error:
+            raise InvalidInput("spec", f"broken JSON ({error})", "one JSON object") from None
+        except RecursionError:
+            raise InvalidInput("spec", "JSON nested too deeply", "one JSON object") from None
+        try:
+            spec = cls.model_validate(content)
+        except ValidationError as error:
+            raise _explained(error) from None
+        spec.mechanisms()
+        spec.orders()
+        for field, vector in (("probabilities", spec.probabilities), ("weights", spec.weights)):
+            if vector is not None:
+                domain.simplex(field, vector, len(spec.runs))
+        return spec
+
+    @classmethod
+    def read(cls, path: Path) -> Spec:
+        """From a file."""
+        try:
+            return cls.parse(path.read_bytes())
+        except OSError as error:
+            raise InvalidInput(str(path), error.strerror or "unreadable", "a readable JSON file") from None
+
+    def mechanisms(self) -> list[DpSgd]:
+        """The runs, each an object of its own: its noise is independent of the others'."""
+        adjacency = Adjacency(self.adjacency)
+        return [
+            _placed(f"runs[{i}]", lambda run=run, i=i: run.run(adjacency, f"run {i + 1}"))
+            for i, run in enumerate(self.runs)
+        ]
+
+    def orders(self) -> domain.Array:
+        """The Rényi orders to use, sorted."""
+        return DEFAULT_ORDERS if self.rdp_orders is None else domain.orders("rdp_orders", sorted(set(self.rdp_orders)))
+
+
+def _placed(place: str, build: Any) -> Any:
+    """Say where in the document a value that was refused stood."""
+    try:
+        return build()
+    except InvalidInput as error:
+        raise InvalidInput(f"{place}.{error.field}", error.value, error.accepted) from None
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in fields:
+            raise InvalidInput(name, "the same field twice", "each field once")
+        fields[name] = value
+    return fields
+
+
+_DESCRIPTIONS = {
+    name: str(field.description)
+    for model in (BlockSpec, SmoothnessSpec, RunSpec, Spec)
+    for name, field in model.model_fields.items()
+}
+_KNOWN_FIELDS: dict[str, type[BaseModel]] = {"runs": RunSpec, "blocks": BlockSpec, "smoothness": SmoothnessSpec}
+
+
+def _explained(error: ValidationError) -> InvalidInput:
+    """The first problem pydantic found, as one line."""
+    problem = error.errors(include_url=False)[0]
+    path = ""
+    innermost = ""
+    owner: type[BaseModel] = Spec
+    for part in problem["loc"]:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif part in _DESCRIPTIONS or problem["type"] == "extra_forbidden":
+            path += f".{part}" if path else part
+            owner = _KNOWN_FIELDS.get(innermost, owner)
+            innermost = part
+    if problem["type"] == "extra_forbidden":
+        return InvalidInput(path, "an unknown field", ", ".join(owner.model_fields))
+    accepted = _DESCRIPTIONS.get(innermost, "one JSON object with " + ", ".join(Spec.model_fields))
+    if problem["type"] == "missing":
+        return InvalidInput(path, "nothing", accepted)
+    return InvalidInput(path or "spec", problem["input"], accepted)

@@ -1,0 +1,46 @@
+"""The errors dpmerge raises, as one tree.
+
+    DpmergeError
+    ├── InvalidInput       a value that is wrong: which one, what it was, what is accepted (also a ValueError)
+    └── NoGuarantee        a fair question to which no theorem gives a finite answer
+        └── DeltaOutOfReach    δ is below what floating-point accounting can promise
+
+A message is one line. It names the field, the value found there and what would be accepted instead.
+"""
+
+from __future__ import annotations
+
+
+class DpmergeError(Exception):
+    """Base of everything raised on purpose."""
+
+
+class InvalidInput(DpmergeError, ValueError):
+    """A value outside its domain; nothing was computed from it."""
+
+    def __init__(self, field: str, value: object, accepted: str) -> None:
+        self.field = field
+        self.value = value
+        self.accepted = accepted
+        super().__init__(f"{field}: got {_shown(value)}; accepted: {accepted}")
+
+
+class NoGuarantee(DpmergeError):
+    """No proof covers what was asked, so there is no number."""
+
+
+class DeltaOutOfReach(NoGuarantee):
+    """δ lies below the floor under which a convolved privacy loss distribution cannot be trusted."""
+
+    def __init__(self, delta: float, floor: float) -> None:
+        self.delta = delta
+        self.floor = floor
+        super().__init__(
+            f"delta: got {delta:g}; accepted: at least {floor:.3g} where subsampled steps are composed "
+            "numerically (below that, rounding errors could make the result too small)"
+        )
+
+
+def _shown(value: object, limit: int = 80) -> str:
+    text = repr(value)
+    return text if len(text) <= limit else text[: limit - 1] + "…"

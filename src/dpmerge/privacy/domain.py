@@ -1,0 +1,104 @@
+"""The values each quantity may take, checked in one place.
+
+Guarantees: a number that passed is finite where it must be and inside its domain; NaN never passes.
+Refuses by raising InvalidInput with the field, the value and what is accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from numbers import Real
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dpmerge.errors import InvalidInput
+
+Array = npt.NDArray[np.float64]
+
+SIMPLEX_TOLERANCE = 1e-9
+"""How far a vector of weights or probabilities may be off the simplex before it is refused."""
+
+
+def number(field: str, value: Any, accepted: str = "a number") -> float:
+    """The value as a float; booleans, text and NaN are refused."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise InvalidInput(field, value, accepted)
+    result = float(value)
+    if np.isnan(result):
+        raise InvalidInput(field, value, accepted)
+    return result
+
+
+def non_negative(field: str, value: Any, *, infinite: bool = False) -> float:
+    """A number in [0, ∞), or [0, ∞] where infinity has a meaning."""
+    accepted = "a number ≥ 0" if infinite else "a finite number ≥ 0"
+    result = number(field, value, accepted)
+    if result < 0 or (np.isinf(result) and not infinite):
+        raise InvalidInput(field, value, accepted)
+    return result
+
+
+def positive(field: str, value: Any) -> float:
+    """A number in (0, ∞)."""
+    accepted = "a finite number > 0"
+    result = number(field, value, accepted)
+    if not 0 < result < np.inf:
+        raise InvalidInput(field, value, accepted)
+    return result
+
+
+def integer(field: str, value: Any, *, least: int, most: int | None = None) -> int:
+    """An integer of at least `least`, and at most `most` where that is given."""
+    accepted = f"an integer ≥ {least}" if most is None else f"an integer from {least} to {most}"
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise InvalidInput(field, value, accepted)
+    if value < least or (most is not None and value > most):
+        raise InvalidInput(field, value, accepted)
+    return int(value)
+
+
+def delta(field: str, value: Any) -> float:
+    """δ in (0, 1)."""
+    accepted = "a number strictly between 0 and 1"
+    result = number(field, value, accepted)
+    if not 0 < result < 1:
+        raise InvalidInput(field, value, accepted)
+    return result
+
+
+def fraction(field: str, value: Any, *, zero: bool) -> float:
+    """A number in [0, 1], or (0, 1] where zero has no meaning."""
+    accepted = "a number in [0, 1]" if zero else "a number in (0, 1]"
+    result = number(field, value, accepted)
+    if not 0 <= result <= 1 or (result == 0 and not zero):
+        raise InvalidInput(field, value, accepted)
+    return result
+
+
+def simplex(field: str, values: Sequence[float] | Array, length: int) -> Array:
+    """A vector of `length` numbers ≥ 0 that sum to 1 within SIMPLEX_TOLERANCE, returned exactly normalised."""
+    accepted = f"{length} numbers ≥ 0 that sum to 1 (within {SIMPLEX_TOLERANCE:g})"
+    try:
+        vector = np.asarray([number(field, value, accepted) for value in values], dtype=float)
+    except TypeError:
+        raise InvalidInput(field, values, accepted) from None
+    if vector.shape != (length,) or not np.all(np.isfinite(vector)):
+        raise InvalidInput(field, list(values), accepted)
+    if vector.min() < -SIMPLEX_TOLERANCE or abs(vector.sum() - 1) > SIMPLEX_TOLERANCE:
+        raise InvalidInput(field, list(values), accepted)
+    vector = np.maximum(vector, 0.0)
+    return np.asarray(vector / vector.sum())
+
+
+def orders(field: str, values: Sequence[float] | Array) -> Array:
+    """A grid of Rényi orders: at least one, each a finite number above 1, strictly increasing."""
+    accepted = "a non-empty, strictly increasing list of finite numbers > 1"
+    try:
+        grid = np.asarray([number(field, value, accepted) for value in values], dtype=float)
+    except TypeError:
+        raise InvalidInput(field, values, accepted) from None
+    if grid.size == 0 or not np.all(np.isfinite(grid)) or grid.min() <= 1 or np.any(np.diff(grid) <= 0):
+        raise InvalidInput(field, list(values), accepted)
+    return grid

@@ -1,0 +1,235 @@
+"""The hidden-state theorem: what a linear combination costs when nothing but the merged model is ever seen.
+
+Guarantees: every μ returned is proved by a feasible choice of shifts. With a, b, L the shift, noise and Lipschitz
+factor of each update, any s ≥ 0 whose gaps z_t = L_t z_{t−1} + a_t − s_t stay ≥ 0 and end at 0 proves
+    μ² = Σ_{t<T} Σ_i (s_i^t/b_i^t)² + (Σ_i λ_i s_i^T)² / (Σ_i (λ_i b_i^T)² + τ²).
+The best shifts form a convex quadratic program, solved here exactly and for a million weightings at once.
+Refuses nothing: whether a run meets the premises is `combination`'s question.
+
+The solution. Count each step in units of the end of training, G_t = L_{t+1}⋯L_T. For one run the feasible sums
+S_t = Σ_{r≤t} G_r s_r are those that stay below A_t = Σ_{r≤t} G_r a_r, and the cost Σ (ΔS)²/(G b)² is the energy of
+a string over the time v_t = Σ_{r≤t} (G_r b_r)²: pulled taut it is the greatest convex minorant of A, whose slopes
+pool-adjacent-violators gives. The last step is shared by all runs; its price is one number c (the shift of the
+merged model over its variance), under which run i follows its own minorant as far as the slopes stay below c·λ_i
+and a straight line of slope c·λ_i from there. The condition that c be the price it causes is one equation,
+decreasing and piecewise linear in c; Newton's method from the left ends after finitely many steps. Its first
+iterate is the closed form of linear losses, and when no slope lies below c·λ_i that is also the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from dpmerge.privacy.domain import Array
+
+_LARGEST_GROWTH = 1e6
+"""A product of factors beyond this is taken as infinite: a larger Lipschitz factor is always a valid one, and the
+rounding error of what follows grows with the product."""
+
+_CHUNK = 2**15
+
+
+@dataclass(frozen=True, eq=False)
+class Chain:
+    """One run's updates with positive rate: shift a, noise b, Lipschitz factor L (the first factor is not used)."""
+
+    shift: Array
+    noise: Array
+    lipschitz: Array
+
+    @cached_property
+    def segments(self) -> list[slice]:
+        """Stretches of steps between which no gap may remain, because it would grow beyond all bounds."""
+        starts = [0]
+        growth = 1.0
+        for step in range(self.shift.size - 1, 0, -1):
+            growth *= self.lipschitz[step]
+            if growth > _LARGEST_GROWTH:
+                starts.append(step)
+                growth = 1.0
+        bounds = [*sorted(starts), self.shift.size]
+        return [slice(start, stop) for start, stop in pairwise(bounds)]
+
+    def growth(self, segment: slice) -> Array:
+        """G: by how much a gap left at each step of a segment has grown at the segment's end."""
+        return np.append(np.cumprod(self.lipschitz[segment][:0:-1])[::-1], 1.0)
+
+    @cached_property
+    def largest_growth(self) -> float:
+        return max(1.0, *(float(self.growth(segment).max()) for segment in self.segments))
+
+    def _envelope(self, segment: slice, steps: int, paid: float) -> Envelope:
+        growth = self.growth(segment)[:steps]
+        rises = growth * self.shift[segment][:steps]
+        return Envelope.of(rises, (growth * self.noise[segment][:steps]) ** 2, paid)
+
+    @cached_property
+    def closed(self) -> list[Envelope]:
+        """The minorants of all segments but the last: each ends with its gap closed."""
+        return [self._envelope(segment, segment.stop - segment.start, 0.0) for segment in self.segments[:-1]]
+
+    @cached_property
+    def envelope(self) -> Envelope:
+        """The minorant of the last segment before its last step."""
+        segment = self.segments[-1]
+        paid = sum(float(earlier.cost[-1]) for earlier in self.closed)
+        return self._envelope(segment, segment.stop - segment.start - 1, paid)
+
+
+@dataclass(frozen=True, eq=False)
+class Envelope:
+    """Convex minorant of a run before its last step, by its vertices 0 … m.
+
+    From vertex j on lie `reach[j]` of shift and `time[j]` of noise variance, both counted at the end of training;
+    `cost[j]` is the energy spent before it. `slopes[j]` is the slope of the edge from vertex j to j + 1, increasing.
+    """
+
+    slopes: Array
+    reach: Array
+    time: Array
+    cost: Array
+    lengths: npt.NDArray[np.intp]  # how many steps each edge covers
+
+    @classmethod
+    def of(cls, rises: Array, times: Array, paid: float) -> Envelope:
+        """Pool adjacent violators: merge edges until their slopes increase. Sums of positive terms throughout."""
+        rise_of: list[float] = []
+        time_of: list[float] = []
+        length_of: list[int] = []
+        for next_rise, next_time in zip(rises.tolist(), times.tolist(), strict=True):
+            rise, time, length = next_rise, next_time, 1
+            while rise_of and rise_of[-1] * time >= rise * time_of[-1]:
+                rise, time, length = rise + rise_of.pop(), time + time_of.pop(), length + length_of.pop()
+            rise_of.append(rise)
+            time_of.append(time)
+            length_of.append(length)
+        edge_rise, edge_time = np.array(rise_of), np.array(time_of)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            slopes = np.where(edge_time > 0, edge_rise / edge_time, np.inf)
+            spent = np.where(edge_rise > 0, slopes * edge_rise, 0.0)
+        return cls(
+            slopes=slopes,
+            reach=np.append(np.cumsum(edge_rise[::-1])[::-1], 0.0),
+            time=np.append(np.cumsum(edge_time[::-1])[::-1], 0.0),
+            cost=paid + np.concatenate([[0.0], np.cumsum(spent)]),
+            lengths=np.array(length_of, dtype=np.intp),
+        )
+
+    def vertex(self, slope: Array) -> npt.NDArray[np.intp]:
+        """The vertex from which a line of the given slope leaves the minorant."""
+        return np.searchsorted(self.slopes, slope, side="left")
+
+
+def linear_mus(chains: Sequence[Chain], weights: npt.ArrayLike, release_noise: npt.ArrayLike) -> Array:
+    """μ = Σ λA / √(Σ λ²B² + τ²), the exact value for linear losses; elsewhere *not* a bound but a lower one."""
+    rows, tau = _broadcast(weights, release_noise)
+    reach = np.array([chain.shift[-1] + chain.envelope.reach[0] for chain in chains])
+    variance = np.array([chain.noise[-1] ** 2 + chain.envelope.time[0] for chain in chains])
+    return _ratio(rows @ reach, np.sqrt(rows**2 @ variance + tau**2))
+
+
+def hidden_state_mus(chains: Sequence[Chain], weights: npt.ArrayLike, release_noise: npt.ArrayLike = 0.0) -> Array:
+    """The theorem's best μ for each row of weights (and each τ), rounded up by its rounding error."""
+    rows, tau = _broadcast(weights, release_noise)
+    rounding = 1e-15 * max(chain.largest_growth for chain in chains)
+    result = np.empty(rows.shape[0])
+    for start in range(0, rows.shape[0], _CHUNK):
+        part = slice(start, start + _CHUNK)
+        _, cost, _ = _solve(chains, rows[part], tau[part])
+        result[part] = np.sqrt(cost) * (1 + rounding)
+    return result
+
+
+def best_shifts(chains: Sequence[Chain], weights: Array, release_noise: float) -> list[Array]:
+    """A proof: the optimal shifts of every run, step by step (to be priced by `priced`)."""
+    price, _, vertices = _solve(chains, weights[np.newaxis, :], np.array([release_noise]))
+    shifts = []
+    for chain, weight, vertex in zip(chains, weights, vertices, strict=True):
+        shifts.append(_shifts_of(chain, float(price[0] * weight), int(vertex[0])))
+    return shifts
+
+
+def priced(chains: Sequence[Chain], weights: Array, release_noise: float, shifts: Sequence[Array]) -> float:
+    """μ as proved by given shifts, after projecting them to feasibility: any input gives a true bound.
+
+    A shift that would make a gap negative is cut down to close it; the last one closes the gap whatever it is.
+    """
+    spent, moved, variance = 0.0, 0.0, release_noise**2
+    for chain, weight, proposed in zip(chains, weights, shifts, strict=True):
+        if weight == 0:
+            continue
+        closing = {segment.stop - 1 for segment in chain.segments}
+        gap, last = 0.0, chain.shift.size - 1
+        for step in range(last):
+            grown = (chain.lipschitz[step] * gap if gap > 0 else 0.0) + chain.shift[step]
+            taken = grown if step in closing else min(max(float(proposed[step]), 0.0), grown)
+            gap = grown - taken
+            if taken > 0:
+                spent += (taken / chain.noise[step]) ** 2 if chain.noise[step] > 0 else np.inf
+        moved += weight * ((chain.lipschitz[last] * gap if gap > 0 else 0.0) + chain.shift[last])
+        variance += (weight * chain.noise[last]) ** 2
+    shared = moved**2 / variance if variance > 0 else (np.inf if moved > 0 else 0.0)
+    return float(np.sqrt(spent + shared))
+
+
+def _solve(chains: Sequence[Chain], rows: Array, tau: Array) -> tuple[Array, Array, list[npt.NDArray[np.intp]]]:
+    """The price c, the cost μ² and the vertex each run leaves its minorant at, for each row of weights."""
+    last_variance = rows**2 @ np.array([chain.noise[-1] ** 2 for chain in chains]) + tau**2
+    envelopes = [chain.envelope for chain in chains]
+    vertices = [np.zeros(rows.shape[0], dtype=np.intp) for _ in chains]
+    most = sum(envelope.slopes.size for envelope in envelopes) + 1
+    for _ in range(most):
+        moved = np.zeros(rows.shape[0])
+        variance = last_variance.copy()
+        for column, (chain, envelope) in enumerate(zip(chains, envelopes, strict=True)):
+            weight, vertex = rows[:, column], vertices[column]
+            moved += weight * (chain.shift[-1] + envelope.reach[vertex])
+            variance += weight**2 * envelope.time[vertex]
+        price = _ratio(moved, variance)
+        following = [
+            envelope.vertex(np.where(rows[:, column] > 0, price, 0.0) * rows[:, column])
+            for column, envelope in enumerate(envelopes)
+        ]
+        if all(np.array_equal(new, old) for new, old in zip(following, vertices, strict=True)):
+            break
+        vertices = [np.maximum(new, old) for new, old in zip(following, vertices, strict=True)]
+    spent = np.zeros(rows.shape[0])
+    for column, (envelope, vertex) in enumerate(zip(envelopes, vertices, strict=True)):
+        spent += np.where(rows[:, column] > 0, envelope.cost[vertex], 0.0)
+    with np.errstate(invalid="ignore"):
+        cost = spent + _ratio(moved**2, variance)
+    return price, cost, vertices
+
+
+def _shifts_of(chain: Chain, slope: float, vertex: int) -> Array:
+    """Undo the scaling: along the minorant up to the vertex, along the line after it; the last step is left over."""
+    shifts = chain.shift.copy()
+    for segment, envelope in zip(chain.segments, [*chain.closed, chain.envelope], strict=True):
+        slopes = envelope.slopes
+        if envelope is chain.envelope:
+            slopes = np.where(np.arange(slopes.size) < vertex, slopes, slope)
+        per_step = np.repeat(slopes, envelope.lengths)
+        steps = slice(segment.start, segment.start + per_step.size)
+        with np.errstate(invalid="ignore"):
+            shifts[steps] = per_step * chain.growth(segment)[: per_step.size] * chain.noise[steps] ** 2
+    return np.nan_to_num(shifts, nan=np.inf, posinf=np.inf)
+
+
+def _broadcast(weights: npt.ArrayLike, release_noise: npt.ArrayLike) -> tuple[Array, Array]:
+    rows = np.atleast_2d(np.asarray(weights, dtype=float))
+    tau = np.asarray(release_noise, dtype=float)
+    if tau.ndim and rows.shape[0] == 1:
+        rows = np.broadcast_to(rows, (tau.size, rows.shape[1]))
+    return rows, np.broadcast_to(tau, rows.shape[0]).astype(float)
+
+
+def _ratio(numerator: Array, denominator: Array) -> Array:
+    """numerator/denominator with 0/0 = 0 and x/0 = ∞."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(numerator == 0, 0.0, np.asarray(numerator / denominator))

@@ -1,0 +1,375 @@
+"""What was run on the private data: DP-SGD runs, Gaussian releases, and models known only by their guarantee.
+
+Guarantees: `own_profile(upto)` is what the manifest's facts prove for a prefix, and no more: batches that were
+shuffled are not accounted as if they had been sampled.
+Refuses: shuffled batches under add_remove; Poisson sampling of a clipped total under replace_one; numbers outside
+their domain, each named.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from dpmerge.errors import InvalidInput, NoGuarantee
+from dpmerge.privacy import domain
+from dpmerge.privacy.discrete import DiscreteProfile
+from dpmerge.privacy.domain import Array
+from dpmerge.privacy.exposure import Adjacency, Checkpoint, Mechanism
+from dpmerge.privacy.gaussian import GaussianProfile
+from dpmerge.privacy.loss_distribution import LossDistributionProfile, epsilon_curve
+from dpmerge.privacy.profile import NonPrivateProfile, PrivacyProfile
+from dpmerge.privacy.renyi import RenyiProfile
+from dpmerge.privacy.smoothness import DeclaredLipschitz, Smoothness
+from dpmerge.privacy.steps import GaussianStep, PoissonStep, Step
+
+Choice = TypeVar("Choice", bound=StrEnum)
+
+MOST_STEPS = 10_000_000
+"""Of one block: a run is expanded step by step."""
+
+_HOPELESS_RATIO = 500.0  # sensitivity over noise beyond which a sampled step is counted as no privacy at all
+
+
+class Sampling(StrEnum):
+    """How each step's batch was formed."""
+
+    FULL_BATCH = "full_batch"
+    POISSON = "poisson"
+    SHUFFLED = "shuffled"
+
+
+class Clipping(StrEnum):
+    """What is clipped: each record's gradient, or the whole batch's total."""
+
+    PER_EXAMPLE = "per_example"
+    AGGREGATE = "aggregate"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepBlock:
+    """Consecutive steps with one noise multiplier, clip norm and sampling rate.
+
+    `learning_rate` is the *effective* rate, which multiplies the sum of clipped gradients: with a mean, the
+    learning rate over the (public) expected batch size. One number, or one for each step.
+    """
+
+    steps: int
+    noise_multiplier: float
+    clip_norm: float
+    learning_rate: float | tuple[float, ...]
+    sampling_rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        domain.integer("steps", self.steps, least=1, most=MOST_STEPS)
+        domain.non_negative("noise_multiplier", self.noise_multiplier)
+        domain.positive("clip_norm", self.clip_norm)
+        domain.fraction("sampling_rate", self.sampling_rate, zero=False)
+        if isinstance(self.learning_rate, tuple):
+            for position, rate in enumerate(self.learning_rate):
+                domain.non_negative(f"learning_rate[{position}]", rate)
+            if len(self.learning_rate) != self.steps:
+                raise InvalidInput(
+                    "learning_rate", f"{len(self.learning_rate)} numbers", f"one number, or {self.steps}: one a step"
+                )
+        else:
+            domain.non_negative("learning_rate", self.learning_rate)
+
+    @property
+    def rates(self) -> Array:
+        return np.broadcast_to(np.asarray(self.learning_rate, dtype=float), self.steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """The facts about an optimizer that theorems ask for. Anything but "sgd" is covered by joint release alone."""
+
+    name: str = "sgd"
+    momentum: float = 0.0
+    nesterov: bool = False
+    dampening: float = 0.0
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        domain.non_negative("momentum", self.momentum)
+        domain.fraction("dampening", self.dampening, zero=True)
+        domain.non_negative("weight_decay", self.weight_decay)
+
+    @property
+    def is_sgd(self) -> bool:
+        return self.name == "sgd"
+
+    @property
+    def is_plain(self) -> bool:
+        """SGD without momentum; weight decay is allowed."""
+        return self.is_sgd and self.momentum == 0
+
+    def gradient_coefficient(self, first_step: bool) -> float:
+        """By what the rate is multiplied to give the coefficient of a step's own gradient in its update.
+
+        PyTorch's SGD: the momentum buffer starts as the first gradient itself, undampened.
+        """
+        if self.momentum == 0:
+            return 1.0
+        kept = 1.0 if first_step else 1.0 - self.dampening
+        return 1.0 + self.momentum * kept if self.nesterov else kept
+
+
+class Moves(NamedTuple):
+    """For each step, how far one record can move the weights and how much noise they receive."""
+
+    shift: Array
+    noise: Array
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class DpSgd(Mechanism):
+    """One DP-SGD training run.
+
+    >>> block = StepBlock(steps=20, noise_multiplier=32, clip_norm=2, learning_rate=4)
+    >>> run = DpSgd(blocks=(block,), adjacency=Adjacency.REPLACE_ONE)
+    >>> round(run.profile().epsilon(1e-5), 6), round(run.profile(upto=5).epsilon(1e-5), 6)
+    (1.047054, 0.490591)
+    """
+
+    blocks: tuple[StepBlock, ...]
+    adjacency: Adjacency
+    sampling: Sampling | None = None  # None: full batch if every sampling rate is 1, else Poisson
+    steps_per_epoch: int | None = None
+    clipping: Clipping = Clipping.PER_EXAMPLE
+    flat_clipping: bool = True
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    smoothness: Smoothness | DeclaredLipschitz | None = None
+    ancestry: Checkpoint | None = None
+    label: str = "run"
+    vouched_by: str = "the run's record"
+
+    def __post_init__(self) -> None:
+        if not self.blocks:
+            raise InvalidInput("blocks", [], "at least one block of steps")
+        for name, kind in (("adjacency", Adjacency), ("clipping", Clipping)):
+            object.__setattr__(self, name, _member(name, getattr(self, name), kind))
+        sampled = any(block.sampling_rate < 1 for block in self.blocks)
+        sampling = self.sampling or (Sampling.POISSON if sampled else Sampling.FULL_BATCH)
+        sampling = Sampling(_member("sampling", sampling, Sampling))
+        if sampling is not Sampling.POISSON and sampled:
+            rate = min(block.sampling_rate for block in self.blocks)
+            raise InvalidInput("sampling_rate", rate, f"1 (or left out) for {sampling} batches; poisson to sample")
+        object.__setattr__(self, "sampling", sampling)
+        if (sampling is Sampling.SHUFFLED) != (self.steps_per_epoch is not None):
+            accepted = "an integer ≥ 1 for shuffled batches, and left out for all others"
+            raise InvalidInput("steps_per_epoch", self.steps_per_epoch, accepted)
+        if sampling is Sampling.SHUFFLED:
+            domain.integer("steps_per_epoch", self.steps_per_epoch, least=1)
+            if self.adjacency is Adjacency.ADD_REMOVE:
+                raise InvalidInput(
+                    "sampling", "shuffled", "full_batch or poisson under add_remove; shuffled under replace_one only"
+                )
+        if isinstance(self.smoothness, DeclaredLipschitz):
+            self.smoothness.per_step(self.steps)
+
+    @property
+    def steps(self) -> int:
+        return sum(block.steps for block in self.blocks)
+
+    @cached_property
+    def rates(self) -> Array:
+        """The effective rate of each step."""
+        return np.concatenate([block.rates for block in self.blocks])
+
+    @cached_property
+    def clip_norms(self) -> Array:
+        return np.repeat([float(b.clip_norm) for b in self.blocks], [b.steps for b in self.blocks])
+
+    @cached_property
+    def noise_multipliers(self) -> Array:
+        return np.repeat([float(b.noise_multiplier) for b in self.blocks], [b.steps for b in self.blocks])
+
+    @cached_property
+    def sampling_rates(self) -> Array:
+        return np.repeat([float(b.sampling_rate) for b in self.blocks], [b.steps for b in self.blocks])
+
+    @property
+    def sensitivity(self) -> int:
+        """k: one record moves a clipped sum by k·C. A clipped total can be turned round under either adjacency."""
+        per_example = self.clipping is Clipping.PER_EXAMPLE
+        return 1 if per_example and self.adjacency is Adjacency.ADD_REMOVE else 2
+
+    @property
+    def is_full_batch(self) -> bool:
+        return self.sampling is not Sampling.SHUFFLED and bool(np.all(self.sampling_rates == 1))
+
+    def moves(self, upto: int) -> Moves:
+        """Shift η·k·C and noise η·σ·C of each step up to a given one, as if every record were in every batch."""
+        scale = self.rates[:upto] * self.clip_norms[:upto]
+        return Moves(self.sensitivity * scale, self.noise_multipliers[:upto] * scale)
+
+    def step_mus(self, upto: int) -> Array:
+        """What each step costs by itself as a full-batch Gaussian step, k/σ."""
+        with np.errstate(divide="ignore"):
+            return np.asarray(self.sensitivity / self.noise_multipliers[:upto])
+
+    def lipschitz(self, upto: int) -> Array | None:
+        """Lipschitz factor of each update up to a step, or None where the facts do not give one."""
+        if self.smoothness is None:
+            return None
+        if isinstance(self.smoothness, DeclaredLipschitz):
+            return self.smoothness.per_step(self.steps)[:upto]
+        return self.smoothness.factors(self.rates[:upto], self.optimizer.weight_decay)
+
+    def own_profile(self, upto: int) -> PrivacyProfile:
+        Checkpoint(self, upto)
+        if upto == 0:
+            return GaussianProfile(0.0)
+        if self.sampling is Sampling.SHUFFLED:
+            return GaussianProfile(_composed_mu(self.sensitivity, self._noise_of_epochs(upto)))
+        if self.is_full_batch:
+            return GaussianProfile(_composed_mu(self.sensitivity, self.noise_multipliers[:upto]))
+        return self._sampled_profile(upto)
+
+    def prefix_epsilons(self, delta: float, steps: Sequence[int] | None = None) -> Array:
+        """ε at δ of every given prefix (by default all), from one discretisation of each distinct step.
+
+        Ancestors are not included: this is the run's own curve.
+        """
+        chosen = range(1, self.steps + 1) if steps is None else steps
+        profiles = [self.own_profile(upto) for upto in chosen]
+        sampled = [p for p in profiles if isinstance(p, LossDistributionProfile)]
+        curve = iter(epsilon_curve(sampled, delta) if sampled else ())
+        return np.array([next(curve) if isinstance(p, LossDistributionProfile) else p.epsilon(delta) for p in profiles])
+
+    def _noise_of_epochs(self, upto: int) -> Array:
+        """The smallest noise multiplier in each epoch begun: a record is in one batch of it, nobody says which."""
+        assert self.steps_per_epoch is not None
+        return np.minimum.reduceat(self.noise_multipliers[:upto], np.arange(0, upto, self.steps_per_epoch))
+
+    def _sampled_profile(self, upto: int) -> PrivacyProfile:
+        replace_one = self.adjacency is Adjacency.REPLACE_ONE
+        if replace_one and self.clipping is Clipping.AGGREGATE:
+            raise NoGuarantee(
+                f"{self.label}: Poisson sampling with aggregate clipping under replace_one has no proved accounting; "
+                "per_example clipping or full_batch has"
+            )
+        # dp_accounting's replace_one distribution models the two ends ±C of a replacement itself.
+        reach = 1 if replace_one else self.sensitivity
+        counted = Counter(zip(self.noise_multipliers[:upto].tolist(), self.sampling_rates[:upto].tolist(), strict=True))
+        steps: Counter[Step] = Counter()
+        for (noise, rate), count in counted.items():
+            if noise * _HOPELESS_RATIO < reach:
+                return NonPrivateProfile()
+            step: Step = (
+                GaussianStep(self.sensitivity / noise)
+                if rate == 1
+                else PoissonStep(ratio=reach / noise, sampling_rate=rate, replace_one=replace_one)
+            )
+            steps[step] += count
+        if all(isinstance(step, GaussianStep) for step in steps):
+            return GaussianProfile(_composed_mu(self.sensitivity, self.noise_multipliers[:upto]))
+        return LossDistributionProfile.of(steps)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class OneShot(Mechanism):
+    """A mechanism without steps: it was released or it was not."""
+
+    adjacency: Adjacency
+    label: str = "release"
+    vouched_by: str = "the release's record"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "adjacency", _member("adjacency", self.adjacency, Adjacency))
+
+    @property
+    def steps(self) -> int:
+        return 1
+
+    def own_profile(self, upto: int) -> PrivacyProfile:
+        Checkpoint(self, upto)
+        return self._released() if upto else GaussianProfile(0.0)
+
+    @abstractmethod
+    def _released(self) -> PrivacyProfile:
+        """The profile of the release itself."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class GaussianRelease(OneShot):
+    """A statistic of L2 sensitivity Δ (under the stated adjacency) with Gaussian noise added."""
+
+    sensitivity: float
+    standard_deviation: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        domain.positive("sensitivity", self.sensitivity)
+        domain.non_negative("standard_deviation", self.standard_deviation)
+
+    @property
+    def is_full_batch(self) -> bool:
+        return True
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """A release is one step of plain SGD from a public start."""
+        return Optimizer()
+
+    def moves(self, upto: int) -> Moves:
+        return Moves(np.array([float(self.sensitivity)])[:upto], np.array([float(self.standard_deviation)])[:upto])
+
+    def step_mus(self, upto: int) -> Array:
+        moves = self.moves(upto)
+        with np.errstate(divide="ignore"):
+            return np.asarray(moves.shift / moves.noise)
+
+    def _released(self) -> PrivacyProfile:
+        noise = self.standard_deviation
+        return GaussianProfile(self.sensitivity / noise if noise > 0 else np.inf)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RenyiMechanism(OneShot):
+    """A model known by its Rényi curve, valid in both directions under the stated adjacency."""
+
+    orders: tuple[float, ...]
+    values: tuple[float, ...]
+
+    def _released(self) -> PrivacyProfile:
+        return RenyiProfile(np.asarray(self.orders), np.asarray(self.values))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ApproximateDp(OneShot):
+    """A model known by (ε, δ) pairs: one pair, or a table of its δ(ε), pessimistic between the points."""
+
+    points: tuple[tuple[float, float], ...]
+
+    def _released(self) -> PrivacyProfile:
+        return DiscreteProfile.from_points(self.points)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class NonPrivate(OneShot):
+    """A model trained without privacy."""
+
+    def _released(self) -> PrivacyProfile:
+        return NonPrivateProfile()
+
+
+def _composed_mu(sensitivity: int, noise: Array) -> float:
+    if np.any(noise == 0):
+        return float(np.inf)
+    return float(sensitivity * np.sqrt(np.sum(noise**-2.0)))
+
+
+def _member(field_name: str, value: object, kind: type[Choice]) -> Choice:
+    try:
+        return kind(str(value))
+    except ValueError:
+        raise InvalidInput(field_name, value, " or ".join(kind)) from None

@@ -1,0 +1,173 @@
+"""Random selection: draw one candidate with given probabilities, independently of the data and of all run noise.
+
+Guarantees: δ±(ε) ≤ Σ π_i δ±_i(ε) (joint convexity of the hockey-stick divergence) and
+RDP(α) ≤ log Σ π_i e^{(α−1)RDP_i(α)} / (α−1). Candidates may be correlated, share runs, or be merges themselves.
+Publishing the index does not raise these numbers. The guarantee is ex ante: given the index, the drawn
+candidate's own holds.
+Refuses: probabilities off the simplex.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import logsumexp
+
+from dpmerge.errors import InvalidInput
+from dpmerge.privacy import domain
+from dpmerge.privacy.domain import Array
+from dpmerge.privacy.profile import Bracket, Indices, PrivacyProfile, smallest_epsilon
+from dpmerge.privacy.renyi import Conversion, renyi_epsilon
+
+_GRID = 2**12
+_CHUNK = 2**16
+
+
+@dataclass(frozen=True, eq=False)
+class SelectionProfile(PrivacyProfile):
+    """The profile of a random selection among members (the paper's Algorithm 1, both columns).
+
+    >>> from dpmerge.privacy.gaussian import GaussianProfile
+    >>> profile = SelectionProfile((GaussianProfile(1.0), GaussianProfile(4.0)), (0.999, 0.001))
+    >>> round(profile.epsilon(1e-5), 9)
+    16.522789155
+    """
+
+    members: tuple[PrivacyProfile, ...]
+    probabilities: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.members:
+            raise InvalidInput("members", self.members, "at least one profile")
+        vector = domain.simplex("probabilities", self.probabilities, len(self.members))
+        chosen = [(member, p) for member, p in zip(self.members, vector.tolist(), strict=True) if p > 0]
+        object.__setattr__(self, "members", tuple(member for member, _ in chosen))
+        object.__setattr__(self, "probabilities", tuple(p for _, p in chosen))
+
+    def deltas(self, epsilon: npt.ArrayLike) -> tuple[Array, Array]:
+        points = np.asarray(epsilon, dtype=float)
+        plus, minus = np.zeros(points.shape), np.zeros(points.shape)
+        for member, probability in zip(self.members, self.probabilities, strict=True):
+            member_plus, member_minus = member.deltas(points)
+            plus = plus + probability * member_plus
+            minus = minus + probability * member_minus
+        return plus, minus
+
+    @property
+    def least_delta(self) -> float:
+        return max(member.least_delta for member in self.members)
+
+    def epsilon(self, delta: float) -> float:
+        self.check_delta(delta)
+        if len(self.members) == 1:
+            return self.members[0].epsilon(delta)
+        return super().epsilon(delta)
+
+    def renyi_divergence(self, orders: Array) -> Array | None:
+        """log-sum-exp over the members' curves; None if one of them has none."""
+        curves = []
+        for member in self.members:
+            curve = member.renyi_divergence(orders)
+            if curve is None:
+                return None
+            curves.append(curve)
+        return _selected_curve(np.array(curves), np.array(self.probabilities), orders)
+
+
+def selection_epsilons(members: Sequence[PrivacyProfile], probabilities: npt.ArrayLike, delta: float) -> Array:
+    """ε at δ of many selections at once: one row of `probabilities` each.
+
+    Divergences of the members are tabulated once; each row is bracketed between two points of the table by
+    bisection and then solved with exact evaluations, so that the result is as safe as a single `epsilon`.
+    """
+    rows = _rows(members, probabilities)
+    for member in members:
+        member.check_delta(delta)
+    ends = np.array([member.epsilon(delta) for member in members])
+    ends = ends[np.isfinite(ends)] if np.any(np.isfinite(ends)) else np.array([1.0])
+    # A selection costs no less than its least and no more than its most private member. Quadratic spacing,
+    # because the divergence of a mixture bends most near the small end.
+    grid = ends.min() + (ends.max() - ends.min() + 1e-9) * np.linspace(0, 1, _GRID) ** 2
+    table = np.array([member.deltas(grid) for member in members])  # (member, direction, point)
+    result = np.empty(rows.shape[0])
+    for start in range(0, rows.shape[0], _CHUNK):
+        part = slice(start, start + _CHUNK)
+        result[part] = _solve_rows(members, rows[part], delta, grid, table)
+    return result
+
+
+def selection_feasible(
+    members: Sequence[PrivacyProfile], probabilities: npt.ArrayLike, epsilon: float, delta: float
+) -> npt.NDArray[np.bool_]:
+    """Which rows of `probabilities` meet (ε, δ): two inner products a row."""
+    rows = _rows(members, probabilities)
+    for member in members:
+        member.check_delta(delta)
+    plus, minus = np.array([member.deltas(epsilon) for member in members]).T
+    return np.asarray((rows @ plus <= delta) & (rows @ minus <= delta))
+
+
+def selection_renyi_epsilons(
+    curves: Array, probabilities: npt.ArrayLike, delta: float, orders: Array, conversion: Conversion
+) -> Array:
+    """ε at δ by Rényi divergence for many selections; `curves` holds one member a row."""
+    domain.delta("delta", delta)
+    rows = np.atleast_2d(np.asarray(probabilities, dtype=float))
+    result = np.empty(rows.shape[0])
+    block = 2**12
+    # Subtracting the largest curve at each order makes the sum a matrix product that cannot overflow.
+    finite = np.where(np.isfinite(curves), curves, -np.inf).max(axis=0)
+    weights = np.exp((orders - 1) * (curves - finite))
+    for start in range(0, rows.shape[0], block):
+        with np.errstate(divide="ignore", invalid="ignore"):
+            part = rows[start : start + block]
+            sums = np.where(part[:, :, np.newaxis] > 0, part[:, :, np.newaxis] * weights, 0.0).sum(axis=1)
+            values = finite + np.log(sums) / (orders - 1)
+        result[start : start + block] = renyi_epsilon(orders, values, delta, conversion)
+    return result
+
+
+def _selected_curve(curves: Array, probabilities: Array, orders: Array) -> Array:
+    with np.errstate(invalid="ignore"):
+        exponents = (orders - 1) * curves
+    sums = logsumexp(exponents, b=probabilities[:, np.newaxis], axis=0)
+    return np.asarray(np.maximum(sums / (orders - 1), 0.0))
+
+
+def _rows(members: Sequence[PrivacyProfile], probabilities: npt.ArrayLike) -> Array:
+    rows = np.atleast_2d(np.asarray(probabilities, dtype=float))
+    off = np.abs(rows.sum(axis=1) - 1) > domain.SIMPLEX_TOLERANCE
+    if rows.shape[1] != len(members) or np.any(off) or not np.all(rows >= 0):
+        accepted = f"rows of {len(members)} numbers ≥ 0 that sum to 1 (within {domain.SIMPLEX_TOLERANCE:g})"
+        raise InvalidInput("probabilities", f"an array of shape {rows.shape}", accepted)
+    return rows
+
+
+def _solve_rows(members: Sequence[PrivacyProfile], rows: Array, delta: float, grid: Array, table: Array) -> Array:
+    symmetric = bool(np.all(table[:, 0] == table[:, 1]))
+
+    def mixed(both_ways: Callable[[int], Sequence[Array] | Array], chosen: Array) -> Array:
+        plus = minus = np.zeros(chosen.shape[0])
+        for column in range(len(members)):
+            member_plus, member_minus = both_ways(column)
+            plus = plus + chosen[:, column] * member_plus
+            minus = plus if symmetric else minus + chosen[:, column] * member_minus
+        return np.maximum(plus, minus)
+
+    def tabulated(place: Indices) -> Array:
+        return mixed(lambda column: table[column][:, place], rows)
+
+    def exact(epsilon: Array, which: Indices) -> Array:
+        return mixed(lambda column: members[column].deltas(epsilon), rows[which])
+
+    low = np.zeros(rows.shape[0], dtype=np.intp)
+    high = np.full(rows.shape[0], grid.size - 1, dtype=np.intp)
+    while np.any(high - low > 1):
+        middle = (low + high) // 2
+        fits = tabulated(middle) <= delta
+        high, low = np.where(fits, middle, high), np.where(fits, low, middle)
+    bracket = Bracket(grid[low], grid[high], tabulated(low), tabulated(high))
+    return smallest_epsilon(exact, np.full(rows.shape[0], delta), bracket)

@@ -1,0 +1,107 @@
+"""How far one update can pull two hidden states apart: Lipschitz factors from facts about the loss.
+
+Guarantees: a factor returned here bounds the Lipschitz constant of θ ↦ θ − η·(mean clipped gradient + m·θ) on any
+dataset of at most `records` records, for a run that meets the premises listed beside it.
+Refuses (returns no factors, with the failing premise): features or records unbounded, a softmax whose clipping
+could act, a clipped total where per-example clipping is needed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+
+from dpmerge.errors import InvalidInput
+from dpmerge.privacy import domain
+from dpmerge.privacy.domain import Array
+
+SmoothKind = Literal["logistic", "huber", "squared", "softmax", "declared"]
+
+OPACUS_CLIP_MARGIN = 2e-6
+"""Opacus scales by C/(norm + 1e-6): a gradient is left alone only if it stays this far below the clip norm."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Smoothness:
+    """What is known of a run's per-example loss.
+
+    logistic, huber, squared: a one-output generalised linear model whose feature vector, bias included, has norm at
+    most `feature_bound`. Clipping its gradient keeps it the gradient of a convex function. squared means ½(u − y)²;
+    for other scalings, or class weights, state a larger `beta`.
+    softmax: softmax regression with cross-entropy; covered while the clip norm is so large that it never acts.
+    declared: `beta` bounds the Lipschitz constant of the clipped gradient itself; nothing is assumed convex.
+    """
+
+    kind: SmoothKind
+    feature_bound: float | None = None
+    beta: float | None = None
+    records: int | None = None
+    vouched_by: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(SmoothKind):
+            raise InvalidInput("smoothness.kind", self.kind, ", ".join(get_args(SmoothKind)))
+        if self.feature_bound is not None:
+            domain.positive("smoothness.feature_bound", self.feature_bound)
+        if self.beta is not None:
+            domain.non_negative("smoothness.beta", self.beta)
+        elif self.kind == "declared":
+            raise InvalidInput("smoothness.beta", None, "a number ≥ 0: a declared smoothness is its beta")
+        if self.records is not None:
+            domain.integer("smoothness.records", self.records, least=1)
+
+    @property
+    def gradient_lipschitz(self) -> float | None:
+        """β, the Lipschitz constant of one record's gradient; None if the features are unbounded."""
+        if self.kind == "declared":
+            return self.beta
+        if self.feature_bound is None:
+            return None
+        square = self.feature_bound**2
+        by_kind = {"logistic": square / 4, "huber": square, "squared": square, "softmax": square / 2}[self.kind]
+        return max(by_kind, self.beta or 0.0)  # a stated β may only make it worse
+
+    @property
+    def least_clip_norm(self) -> float:
+        """The clip norm from which the kind is covered: 0, or for softmax the largest possible gradient norm."""
+        if self.kind != "softmax" or self.feature_bound is None:
+            return 0.0
+        return float(np.sqrt(2) * self.feature_bound + OPACUS_CLIP_MARGIN)
+
+    def factors(self, rates: Array, weight_decay: float) -> Array | None:
+        """L for each step of the given *effective* rates (of the sum of gradients); None if a bound is missing.
+
+        Convex: max(|1 − ηm|, |1 − η(β + m)|); declared: |1 − ηm| + ηβ, η = effective rate × records the rate of
+        the mean gradient.
+        """
+        beta = self.gradient_lipschitz
+        if beta is None or self.records is None:
+            return None
+        eta = rates * self.records
+        kept = np.abs(1 - eta * weight_decay)
+        if self.kind == "declared":
+            return np.asarray(kept + eta * beta)
+        return np.asarray(np.maximum(kept, np.abs(1 - eta * (beta + weight_decay))))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeclaredLipschitz:
+    """Lipschitz factors of the whole update map, stated by somebody: one number, or one for each step."""
+
+    factors: float | tuple[float, ...]
+    vouched_by: str | None = None
+
+    def __post_init__(self) -> None:
+        values = self.factors if isinstance(self.factors, tuple) else (self.factors,)
+        for value in values:
+            domain.non_negative("lipschitz", value, infinite=True)
+
+    def per_step(self, steps: int) -> Array:
+        """One factor a step."""
+        if not isinstance(self.factors, tuple):
+            return np.full(steps, float(self.factors))
+        if len(self.factors) != steps:
+            raise InvalidInput("lipschitz", f"{len(self.factors)} numbers", f"one number, or {steps}: one a step")
+        return np.asarray(self.factors, dtype=float)

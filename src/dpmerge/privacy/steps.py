@@ -1,0 +1,204 @@
+"""Single steps that have no closed form: their privacy loss distributions, from dp_accounting.
+
+Guarantees: for each step a pessimistic discretisation in both directions, at whatever grid interval is asked;
+composed any number of times it still bounds the truth (connect-the-dots, Doroshenko et al. 2022), up to
+STEP_ERROR of floating-point error in δ.
+Refuses nothing: the run that owns the step has checked its numbers.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from dp_accounting import NeighboringRelation
+from dp_accounting.dp_event import GaussianDpEvent, PoissonSampledDpEvent
+from dp_accounting.pld import privacy_loss_distribution as dp_pld
+from dp_accounting.rdp import RdpAccountant
+
+from dpmerge.privacy.domain import Array
+
+STEP_ERROR = 1e-15
+"""Absolute error in δ of one discretised step: differences of double-precision normal tails."""
+
+RENYI_ERROR = 1e-14
+"""Absolute error allowed for in log E[e^{(α−1)L}] of one subsampled step."""
+
+_TAIL_DEVIATIONS = 10.0  # dp_accounting truncates the noise at mass e^-50, ten standard deviations
+
+
+@dataclass(frozen=True, eq=False)
+class LossPmf:
+    """A privacy loss distribution on the grid (first + j)·interval, with mass at infinity."""
+
+    interval: float
+    first: int
+    probabilities: Array
+    infinity: float
+
+    @property
+    def losses(self) -> Array:
+        return np.asarray((self.first + np.arange(self.probabilities.size)) * self.interval)
+
+
+class Step(ABC):
+    """One step whose privacy loss distribution is known; equal steps compare equal, so that runs can count them."""
+
+    @abstractmethod
+    def pmfs(self, interval: float) -> tuple[LossPmf, LossPmf]:
+        """The discretised losses for removal and addition (one and the same object where symmetric)."""
+
+    @property
+    @abstractmethod
+    def largest_loss(self) -> float:
+        """Roughly the largest loss that is not truncated; chooses the grid, bounds nothing."""
+
+    @property
+    @abstractmethod
+    def deviation(self) -> float:
+        """Roughly the standard deviation of the loss; chooses the grid, bounds nothing."""
+
+    @property
+    def wanted_bins(self) -> int:
+        """How many grid points are worth their time: fewer where a grid point is dear and errors do not add up."""
+        return 2**16
+
+    @abstractmethod
+    def renyi_divergence(self, orders: Array) -> Array | None:
+        """The larger of both directions at each order, or None where nothing is proved."""
+
+
+@dataclass(frozen=True)
+class GaussianStep(Step):
+    """N(0, 1) against N(μ, 1): closed-form by itself, discretised only to be composed with other steps."""
+
+    mu: float
+
+    def pmfs(self, interval: float) -> tuple[LossPmf, LossPmf]:
+        return _gaussian(self.mu, 1.0, False, interval)
+
+    @property
+    def largest_loss(self) -> float:
+        return _TAIL_DEVIATIONS * self.mu + self.mu**2 / 2
+
+    @property
+    def deviation(self) -> float:
+        return self.mu
+
+    def renyi_divergence(self, orders: Array) -> Array:
+        return np.asarray(orders * (self.mu**2 / 2))
+
+
+@dataclass(frozen=True)
+class PoissonStep(Step):
+    """A Poisson-subsampled Gaussian step with sensitivity-to-noise ratio `ratio`.
+
+    add_remove: N(0, 1) against (1−q)N(0, 1) + qN(ratio, 1).
+    replace_one: (1−q)N(0, 1) + qN(ratio, 1) against (1−q)N(0, 1) + qN(−ratio, 1); no Rényi curve is known to
+    dp_accounting for it (its accountant ignores the relation), so there is none here.
+    """
+
+    ratio: float
+    sampling_rate: float
+    replace_one: bool
+
+    def pmfs(self, interval: float) -> tuple[LossPmf, LossPmf]:
+        return _gaussian(self.ratio, self.sampling_rate, self.replace_one, interval)
+
+    @property
+    def largest_loss(self) -> float:
+        exponent = _TAIL_DEVIATIONS * self.ratio + self.ratio**2 / 2
+        if exponent > 700:
+            return exponent
+        return float(np.log1p(self.sampling_rate * np.expm1(exponent)))
+
+    @property
+    def deviation(self) -> float:
+        spread = np.sqrt(np.expm1(min(self.ratio**2, 700.0)))
+        shift = 2.0 if self.replace_one else 1.0
+        return float(shift * min(self.sampling_rate * spread, self.largest_loss))
+
+    def renyi_divergence(self, orders: Array) -> Array | None:
+        if self.replace_one:
+            return None
+        return _subsampled_renyi(self.ratio, self.sampling_rate, tuple(orders.tolist()))
+
+
+@dataclass(frozen=True)
+class MixtureStep(Step):
+    """N(0, 1) against Σ p_j N(c_j, 1), c_j ≥ 0: one linear combination of Poisson-subsampled steps."""
+
+    shifts: tuple[float, ...]
+    probabilities: tuple[float, ...]
+
+    def pmfs(self, interval: float) -> tuple[LossPmf, LossPmf]:
+        return _mixture(self.shifts, self.probabilities, interval)
+
+    @property
+    def largest_loss(self) -> float:
+        largest = max(self.shifts)
+        return _TAIL_DEVIATIONS * largest + largest**2 / 2
+
+    @property
+    def deviation(self) -> float:
+        return float(np.dot(self.shifts, self.probabilities))
+
+    @property
+    def wanted_bins(self) -> int:
+        return 2**12
+
+    def renyi_divergence(self, orders: Array) -> None:  # noqa: ARG002
+        return None
+
+
+@lru_cache(maxsize=256)
+def _gaussian(ratio: float, rate: float, replace_one: bool, interval: float) -> tuple[LossPmf, LossPmf]:
+    relation = NeighboringRelation.REPLACE_ONE if replace_one else NeighboringRelation.ADD_OR_REMOVE_ONE
+    return _from_dp_accounting(
+        dp_pld.from_gaussian_mechanism(
+            1.0 / ratio,
+            value_discretization_interval=interval,
+            sampling_prob=rate,
+            neighboring_relation=relation,
+        )
+    )
+
+
+@lru_cache(maxsize=64)
+def _mixture(shifts: tuple[float, ...], probabilities: tuple[float, ...], interval: float) -> tuple[LossPmf, LossPmf]:
+    return _from_dp_accounting(
+        dp_pld.from_mixture_gaussian_mechanism(
+            1.0, list(shifts), list(probabilities), value_discretization_interval=interval
+        )
+    )
+
+
+def _from_dp_accounting(distribution: dp_pld.PrivacyLossDistribution) -> tuple[LossPmf, LossPmf]:
+    """Copy the two mass functions out: composition with an error bound is ours, construction is theirs."""
+    removal = _copied(distribution._pmf_remove)
+    addition = removal if distribution._pmf_add is distribution._pmf_remove else _copied(distribution._pmf_add)
+    return removal, addition
+
+
+def _copied(pmf: Any) -> LossPmf:
+    dense = pmf.to_dense_pmf()
+    return LossPmf(
+        interval=float(dense._discretization),
+        first=int(dense._lower_loss),
+        probabilities=np.asarray(dense._probs, dtype=float),
+        infinity=float(dense._infinity_mass),
+    )
+
+
+@lru_cache(maxsize=256)
+def _subsampled_renyi(ratio: float, rate: float, orders: Sequence[float]) -> Array:
+    accountant = RdpAccountant(orders, NeighboringRelation.ADD_OR_REMOVE_ONE)
+    accountant.compose(PoissonSampledDpEvent(rate, GaussianDpEvent(1.0 / ratio)))
+    grid = np.asarray(orders)
+    # A cumulant of rounding size may come out at or below zero, which dp_accounting would convert to ε = 0.
+    curve = np.maximum(accountant.rdp, 0.0) + RENYI_ERROR / np.minimum(grid - 1, 1.0)
+    return np.where(np.isnan(curve), np.inf, curve)

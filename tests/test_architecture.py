@@ -1,0 +1,121 @@
+"""The shape of the package: which way imports go, what is public, what is never imported."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import dpmerge
+
+SOURCE = Path(dpmerge.__file__).parent
+
+# Each part may import the parts before it and itself. `errors` is free for all.
+ORDER = [
+    "privacy",
+    "account",
+    "portfolio",
+    "planning",
+    "merging",
+    "certificate",
+    "ledger",
+    "audit",
+    "training",
+    "experiments",
+    "report",
+    "service",
+    "cli",
+]
+
+# Inside `privacy`, likewise: from single numbers to theorems.
+PRIVACY_ORDER = [
+    "domain",
+    "profile",
+    "gaussian",
+    "renyi",
+    "steps",
+    "convolution",
+    "loss_distribution",
+    "discrete",
+    "selection",
+    "composition",
+    "exposure",
+    "smoothness",
+    "mechanisms",
+    "premises",
+    "hidden_state",
+    "weightings",
+    "combination",
+    "limits",
+]
+
+
+def imported_modules(path: Path) -> set[str]:
+    """Absolute names of the dpmerge modules a file imports, wherever in the file."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            assert node.level == 0, f"{path}: relative import"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name for name in found if name.split(".")[0] == "dpmerge"}
+
+
+def misdirected(root: Path, prefix: str, order: list[str]) -> list[str]:
+    """Imports from a later part of `order`, as "importer → imported"."""
+    wrong = []
+    for path in root.rglob("*.py"):
+        importer = path.relative_to(root).parts[0].removesuffix(".py")
+        if importer == "__init__":
+            continue
+        for name in imported_modules(path):
+            if not name.startswith(prefix + "."):
+                continue
+            imported = name[len(prefix) + 1 :].split(".")[0]
+            if imported in order and importer in order and order.index(imported) > order.index(importer):
+                wrong.append(f"{importer} → {imported}")
+    return wrong
+
+
+def test_parts_import_only_earlier_parts() -> None:
+    assert misdirected(SOURCE, "dpmerge", ORDER) == []
+
+
+def test_privacy_modules_import_only_earlier_ones() -> None:
+    assert misdirected(SOURCE / "privacy", "dpmerge.privacy", PRIVACY_ORDER) == []
+
+
+def test_every_privacy_module_has_its_place() -> None:
+    modules = {path.stem for path in (SOURCE / "privacy").glob("*.py")} - {"__init__"}
+    assert modules == set(PRIVACY_ORDER)
+
+
+def test_privacy_imports_nothing_of_ours_but_errors() -> None:
+    for path in (SOURCE / "privacy").glob("*.py"):
+        for name in imported_modules(path):
+            assert name.startswith(("dpmerge.privacy", "dpmerge.errors")), f"{path.name} imports {name}"
+
+
+def test_a_misdirected_import_would_be_seen(tmp_path: Path) -> None:
+    (tmp_path / "gaussian.py").write_text("from dpmerge.privacy.combination import Bound\n")
+    assert misdirected(tmp_path, "dpmerge.privacy", PRIVACY_ORDER) == ["gaussian → combination"]
+
+
+def test_public_names_are_pinned() -> None:
+    assert sorted(dpmerge.__all__) == ["DeltaOutOfReach", "DpmergeError", "InvalidInput", "NoGuarantee", "__version__"]
+
+
+def test_neither_the_package_nor_the_command_line_imports_torch() -> None:
+    script = (
+        "import sys, dpmerge, dpmerge.privacy, dpmerge.account, dpmerge.account.table, dpmerge.cli;"
+        "print(sorted(name for name in sys.modules if name.split('.')[0] in ('torch', 'opacus')))"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)  # noqa: S603
+    assert result.stdout.strip() == "[]"
+
+
+def test_modules_stay_small() -> None:
+    too_long = [p.name for p in SOURCE.rglob("*.py") if len(p.read_text().splitlines()) > 500]
+    assert too_long == []
