@@ -203,7 +203,14 @@ _KNOWN_FIELDS: dict[str, type[BaseModel]] = {"runs": RunSpec, "blocks": BlockSpe
 
 def _explained(error: ValidationError) -> InvalidInput:
     """The first problem pydantic found, as one line."""
-    problem = error.errors(include_url=False)[0]
+    problems = error.errors(include_url=False)
+    # Of a value that fits neither of two types the branch that got furthest says most.
+    same = [
+        p
+        for p in problems
+        if [x for x in p["loc"] if x in _DESCRIPTIONS] == [x for x in problems[0]["loc"] if x in _DESCRIPTIONS]
+    ]
+    problem = max(same or problems, key=lambda p: sum(isinstance(part, int) for part in p["loc"]))
     path = ""
     innermost = ""
     owner: type[BaseModel] = Spec

@@ -63,9 +63,11 @@ class LinearCombination:
     def __post_init__(self) -> None:
         if not self.checkpoints:
             raise InvalidInput("checkpoints", [], "at least one checkpoint")
-        vector = domain.simplex("weights", self.weights, len(self.checkpoints))
-        object.__setattr__(self, "weights", tuple(vector.tolist()))
-        domain.non_negative("release_noise", self.release_noise)
+        vector = domain.simplex("weights", self.weights, len(self.checkpoints)).tolist()
+        for position, weight in enumerate(vector):
+            domain.magnitude(f"weights[{position}]", weight, zero=True)
+        object.__setattr__(self, "weights", tuple(vector))
+        domain.magnitude("release_noise", self.release_noise, zero=True)
         common_adjacency(checkpoint.run for checkpoint in self.checkpoints)
 
     @classmethod

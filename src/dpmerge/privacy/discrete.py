@@ -38,7 +38,7 @@ class DiscreteProfile(PrivacyProfile):
 
         >>> profile = DiscreteProfile.from_points([(1.0, 1e-6)])
         >>> profile.delta(1.0), round(profile.delta(0.5), 6)
-        (1e-06, 0.287651)
+        (1e-06, 0.28765)
         """
         known = []
         for position, (epsilon, delta) in enumerate(points):

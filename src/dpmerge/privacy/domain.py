@@ -17,6 +17,9 @@ from dpmerge.errors import InvalidInput
 
 Array = npt.NDArray[np.float64]
 
+SMALLEST, LARGEST = 1e-30, 1e30
+"""Sizes outside would underflow or overflow when squared, and an underflow would make a cost vanish."""
+
 SIMPLEX_TOLERANCE = 1e-9
 """How far a vector of weights or probabilities may be off the simplex before it is refused."""
 
@@ -45,6 +48,15 @@ def positive(field: str, value: Any) -> float:
     accepted = "a finite number > 0"
     result = number(field, value, accepted)
     if not 0 < result < np.inf:
+        raise InvalidInput(field, value, accepted)
+    return result
+
+
+def magnitude(field: str, value: Any, *, zero: bool) -> float:
+    """A size whose square, and the square of a product of several, is an ordinary double; or zero where allowed."""
+    accepted = f"{'0, or ' if zero else ''}a number from {SMALLEST:g} to {LARGEST:g}"
+    result = number(field, value, accepted)
+    if not (SMALLEST <= result <= LARGEST or (zero and result == 0)):
         raise InvalidInput(field, value, accepted)
     return result
 

@@ -33,7 +33,7 @@ class LossDistributionProfile(PrivacyProfile):
     >>> step = PoissonStep(ratio=1.0, sampling_rate=0.01, replace_one=False)
     >>> profile = LossDistributionProfile.of({step: 1000})
     >>> round(profile.epsilon(1e-5), 4)
-    1.8283
+    1.8282
     """
 
     steps: tuple[tuple[Step, int], ...]

@@ -69,18 +69,18 @@ class StepBlock:
 
     def __post_init__(self) -> None:
         domain.integer("steps", self.steps, least=1, most=MOST_STEPS)
-        domain.non_negative("noise_multiplier", self.noise_multiplier)
-        domain.positive("clip_norm", self.clip_norm)
+        domain.magnitude("noise_multiplier", self.noise_multiplier, zero=True)
+        domain.magnitude("clip_norm", self.clip_norm, zero=False)
         domain.fraction("sampling_rate", self.sampling_rate, zero=False)
         if isinstance(self.learning_rate, tuple):
             for position, rate in enumerate(self.learning_rate):
-                domain.non_negative(f"learning_rate[{position}]", rate)
+                domain.magnitude(f"learning_rate[{position}]", rate, zero=True)
             if len(self.learning_rate) != self.steps:
                 raise InvalidInput(
                     "learning_rate", f"{len(self.learning_rate)} numbers", f"one number, or {self.steps}: one a step"
                 )
         else:
-            domain.non_negative("learning_rate", self.learning_rate)
+            domain.magnitude("learning_rate", self.learning_rate, zero=True)
 
     @property
     def rates(self) -> Array:
@@ -308,8 +308,8 @@ class GaussianRelease(OneShot):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        domain.positive("sensitivity", self.sensitivity)
-        domain.non_negative("standard_deviation", self.standard_deviation)
+        domain.magnitude("sensitivity", self.sensitivity, zero=False)
+        domain.magnitude("standard_deviation", self.standard_deviation, zero=True)
 
     @property
     def is_full_batch(self) -> bool:

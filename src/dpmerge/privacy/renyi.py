@@ -91,4 +91,7 @@ def renyi_epsilon(orders: Array, values: Array, delta: float, conversion: Conver
         penalty = -np.log(delta) / (orders - 1)
     else:
         penalty = np.log1p(-1 / orders) - (np.log(delta) + np.log(orders)) / (orders - 1)
-    return np.asarray(np.maximum((values + penalty).min(axis=-1), 0.0))
+    converted = values + penalty
+    # Rounded up by the error of the sum, so that converting back does not exceed δ.
+    rounded = converted + 4e-15 * (values + np.abs(penalty))
+    return np.where(converted.min(axis=-1) <= 0, 0.0, rounded.min(axis=-1))

@@ -24,6 +24,7 @@ from dpmerge.privacy.renyi import Conversion, renyi_epsilon
 
 _GRID = 2**12
 _CHUNK = 2**16
+_RENYI_CHUNK = 2**11
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,17 +117,21 @@ def selection_renyi_epsilons(
     """ε at δ by Rényi divergence for many selections; `curves` holds one member a row."""
     domain.delta("delta", delta)
     rows = np.atleast_2d(np.asarray(probabilities, dtype=float))
+    exponents = (orders - 1) * np.where(np.isfinite(curves), curves, -np.inf)
+    largest = np.maximum(exponents.max(axis=0), 0.0)
+    scaled = np.exp(exponents - largest)
+    unknown = (~np.isfinite(curves)).astype(float)
     result = np.empty(rows.shape[0])
-    block = 2**12
-    # Subtracting the largest curve at each order makes the sum a matrix product that cannot overflow.
-    finite = np.where(np.isfinite(curves), curves, -np.inf).max(axis=0)
-    weights = np.exp((orders - 1) * (curves - finite))
-    for start in range(0, rows.shape[0], block):
-        with np.errstate(divide="ignore", invalid="ignore"):
-            part = rows[start : start + block]
-            sums = np.where(part[:, :, np.newaxis] > 0, part[:, :, np.newaxis] * weights, 0.0).sum(axis=1)
-            values = finite + np.log(sums) / (orders - 1)
-        result[start : start + block] = renyi_epsilon(orders, values, delta, conversion)
+    for start in range(0, rows.shape[0], _RENYI_CHUNK):
+        part = rows[start : start + _RENYI_CHUNK]
+        sums = part @ scaled
+        with np.errstate(divide="ignore"):
+            logarithms = largest + np.log(sums)
+            # Where the largest member is not in the support the scaled sum may have underflowed: sum those again.
+            row, order = np.nonzero(sums < 1e-200)
+            logarithms[row, order] = logsumexp(exponents[:, order], b=part[row].T, axis=0)
+        values = np.where((part > 0) @ unknown > 0, np.inf, np.maximum(logarithms / (orders - 1), 0.0))
+        result[start : start + _RENYI_CHUNK] = renyi_epsilon(orders, values, delta, conversion)
     return result
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpmerge.errors import InvalidInput
+from dpmerge.privacy import domain
 from dpmerge.privacy.domain import Array
 from dpmerge.privacy.exposure import Checkpoint
 from dpmerge.privacy.hidden_state import Chain
@@ -118,8 +119,9 @@ def _run(checkpoint: Checkpoint) -> NoisyRun:
 
 def _rows(checkpoints: Sequence[Checkpoint], weights: npt.ArrayLike) -> Array:
     rows = np.atleast_2d(np.asarray(weights, dtype=float))
-    if rows.ndim != 2 or rows.shape[1] != len(checkpoints) or not np.all(rows >= 0):
-        accepted = f"rows of {len(checkpoints)} numbers ≥ 0, one a checkpoint"
+    usable = (rows == 0) | ((rows >= domain.SMALLEST) & (rows <= 1 + domain.SIMPLEX_TOLERANCE))
+    if rows.ndim != 2 or rows.shape[1] != len(checkpoints) or not np.all(usable):
+        accepted = f"rows of {len(checkpoints)} numbers, one a checkpoint: 0, or from {domain.SMALLEST:g} to 1"
         raise InvalidInput("weights", f"an array of shape {rows.shape}", accepted)
     return rows
 
