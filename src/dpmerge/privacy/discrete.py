@@ -21,6 +21,7 @@ from dpmerge.privacy.domain import Array
 from dpmerge.privacy.profile import PrivacyProfile
 
 MOST_ATOMS = 2**15
+_LARGEST_EXPONENT = 700.0  # e^700 still is a double
 _MERGE_RELATIVE = 1e-13  # atoms closer than this are one: sums of the same ε's in another order
 
 
@@ -51,11 +52,12 @@ class DiscreteProfile(PrivacyProfile):
         if not known:
             raise InvalidInput("points", [], "at least one (epsilon, delta) pair")
         losses, deltas = _hull(known)
-        # The atom at each hull vertex is its change of slope, as in connect-the-dots: with x = e^ε, slope −Σ p e^{−l}.
-        x = np.exp(losses)
-        slopes = np.concatenate([[(deltas[0] - 1) / x[0]], np.diff(deltas) / np.diff(x), [0.0]])
-        mass = np.maximum(np.diff(slopes) * x, 0.0)
-        return cls(losses, mass, float(deltas[-1]))
+        # The atom at a vertex is its change of slope, as in connect-the-dots: δ has slope −Σ_{l > ε} p e^{−l} in e^ε.
+        # Slopes are taken in units of the vertex's own e^{−ε}, so that nothing overflows.
+        falls, gaps = np.diff(deltas), np.diff(losses)
+        before = np.concatenate([[deltas[0] - 1], falls / -np.expm1(-gaps)])
+        after = np.append(falls / np.expm1(np.minimum(gaps, _LARGEST_EXPONENT)), 0.0)
+        return cls(losses, np.maximum(after - before, 0.0), float(deltas[-1]))
 
     def deltas(self, epsilon: npt.ArrayLike) -> tuple[Array, Array]:
         points = np.asarray(epsilon, dtype=float)
@@ -141,7 +143,7 @@ def _turns_up(first: tuple[float, float] | None, middle: tuple[float, float], la
     before = 0.0 if first is None else np.exp(first[0] - middle[0])
     before_delta = 1.0 if first is None else first[1]
     left = (middle[1] - before_delta) / (1.0 - before)
-    right = (last[1] - middle[1]) / np.expm1(last[0] - middle[0])
+    right = (last[1] - middle[1]) / np.expm1(min(last[0] - middle[0], _LARGEST_EXPONENT))
     return bool(right > left)
 
 

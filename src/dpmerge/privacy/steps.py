@@ -8,8 +8,10 @@ Refuses nothing: the run that owns the step has checked its numbers.
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -27,6 +29,8 @@ STEP_ERROR = 1e-15
 
 RENYI_ERROR = 1e-14
 """Absolute error allowed for in log E[e^{(α−1)L}] of one subsampled step."""
+
+_FRACTIONAL_FROM = 2.0  # fractional Rényi orders from here on are taken from dp_accounting, below from chords
 
 _TAIL_DEVIATIONS = 10.0  # dp_accounting truncates the noise at mass e^-50, ten standard deviations
 
@@ -195,10 +199,41 @@ def _copied(pmf: Any) -> LossPmf:
 
 
 @lru_cache(maxsize=256)
-def _subsampled_renyi(ratio: float, rate: float, orders: Sequence[float]) -> Array:
-    accountant = RdpAccountant(orders, NeighboringRelation.ADD_OR_REMOVE_ONE)
-    accountant.compose(PoissonSampledDpEvent(rate, GaussianDpEvent(1.0 / ratio)))
+def _subsampled_renyi(ratio: float, rate: float, orders: tuple[float, ...]) -> Array:
+    """dp_accounting's curve at whole orders and at fractional ones above _FRACTIONAL_FROM; chords elsewhere.
+
+    dp_accounting adds up the absolute values of an alternating series for fractional orders: an upper bound that
+    for small orders is loose (by 3.4 times at α = 1.5, σ = 4, q = 0.3) or does not converge. But (α−1)·RDP(α) is
+    convex and zero at α = 1, so that the chord between two whole orders is an upper bound as well.
+    """
     grid = np.asarray(orders)
+    whole = np.arange(2.0, np.ceil(grid.max()) + 1)
+    asked = np.union1d(whole[whole <= np.ceil(_FRACTIONAL_FROM)], np.union1d(np.floor(grid), np.ceil(grid)))
+    nodes = asked[asked >= 2]
+    node_curve = _accounted_renyi(ratio, rate, nodes)
+    chord = np.interp(grid - 1, np.append(0.0, nodes - 1), np.append(0.0, (nodes - 1) * node_curve)) / (grid - 1)
+    fractional = (grid != np.floor(grid)) & (grid > _FRACTIONAL_FROM)
+    curve = np.array(chord, dtype=float)
+    if np.any(fractional):
+        curve[fractional] = np.minimum(chord[fractional], _accounted_renyi(ratio, rate, grid[fractional]))
+    return curve
+
+
+@contextmanager
+def _quiet_absl() -> Iterator[None]:
+    logger = logging.getLogger("absl")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _accounted_renyi(ratio: float, rate: float, orders: Array) -> Array:
+    accountant = RdpAccountant(orders.tolist(), NeighboringRelation.ADD_OR_REMOVE_ONE)
+    with _quiet_absl():  # an order that does not converge comes out infinite, which is all there is to say
+        accountant.compose(PoissonSampledDpEvent(rate, GaussianDpEvent(1.0 / ratio)))
     # A cumulant of rounding size may come out at or below zero, which dp_accounting would convert to ε = 0.
-    curve = np.maximum(accountant.rdp, 0.0) + RENYI_ERROR / np.minimum(grid - 1, 1.0)
+    curve = np.maximum(accountant.rdp, 0.0) + RENYI_ERROR / np.minimum(orders - 1, 1.0)
     return np.where(np.isnan(curve), np.inf, curve)

@@ -1,0 +1,149 @@
+"""Composed loss distributions: never below the truth, in the far tail too, and close to it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from oracle import tilted_convolution, trajectory_convolution
+
+from dpmerge.errors import DeltaOutOfReach
+from dpmerge.privacy import GaussianProfile, LossDistributionProfile, compose
+from dpmerge.privacy.loss_distribution import LEAST_DELTA, epsilon_curve
+from dpmerge.privacy.steps import GaussianStep, MixtureStep, PoissonStep
+
+
+def sampled(sigma: float, q: float, replace_one: bool = False) -> PoissonStep:
+    return PoissonStep(ratio=1 / sigma, sampling_rate=q, replace_one=replace_one)
+
+
+# (σ, q, steps): small and large noise, rare and frequent sampling, few and many steps.
+SETTINGS = [
+    (1.0, 0.01, 1),
+    (1.0, 0.01, 1000),
+    (0.6, 0.004, 700),
+    (0.6, 0.1, 60),
+    (3.0, 0.5, 100),
+    (5.0, 0.001, 20_000),
+    (20.0, 0.2, 500),
+    (0.4, 0.02, 10),
+]
+
+
+@pytest.mark.parametrize(("sigma", "q", "steps"), SETTINGS)
+@pytest.mark.parametrize("relation", ["remove", "add", "replace_one"])
+def test_epsilon_between_the_truth_and_a_little_more(sigma: float, q: float, steps: int, relation: str) -> None:
+    """Against an independent composition whose tails are accurate: at δ where an ordinary FFT is not."""
+    profile = LossDistributionProfile.of({sampled(sigma, q, relation == "replace_one"): steps})
+    side = profile._composed[1 if relation == "add" else 0]
+    for delta in (1e-5, max(1e-9, profile.least_delta)):
+        truth = tilted_convolution.epsilon_bounds(delta, relation, sigma, q, steps)  # type: ignore[arg-type]
+        epsilon = side.epsilon(delta)
+        assert epsilon >= truth.lower, "below the true epsilon"
+        assert epsilon <= truth.upper * 1.01 + 2e-3
+        assert profile.epsilon(delta) >= epsilon
+
+
+@pytest.mark.parametrize(("sigma", "steps"), [(3.0, 1000), (50.0, 10_000), (1.0, 1), (10.0, 20), (0.5, 5)])
+def test_convolved_gaussians_against_their_closed_form(sigma: float, steps: int) -> None:
+    """Sampling rate one, forced through the convolution: the case in which dp_accounting's own comes out too low."""
+    forced = LossDistributionProfile.of({PoissonStep(1 / sigma, 1.0, False): steps})
+    exact = GaussianProfile(np.sqrt(steps) / sigma)
+    for delta in (1e-3, 1e-5, 1e-8, forced.least_delta):
+        assert forced.epsilon(delta) >= exact.epsilon(delta) * (1 - 1e-10)
+    assert forced.epsilon(1e-5) == pytest.approx(exact.epsilon(1e-5), rel=1e-4)
+    points = np.linspace(0, exact.epsilon(1e-12), 300)
+    assert np.all(forced.deltas(points)[0] >= exact.deltas(points)[0] * (1 - 1e-10))
+
+
+def test_reference_points() -> None:
+    """σ = 1, q = 0.01, 1000 steps, δ = 1e-5; and the same under replace_one."""
+    profile = LossDistributionProfile.of({sampled(1.0, 0.01): 1000})
+    removal, addition = (side.epsilon(1e-5) for side in profile._composed)
+    assert removal == pytest.approx(1.8282, abs=1e-4)
+    assert addition == pytest.approx(1.4167, abs=1e-4)
+    assert profile.epsilon(1e-5) == removal
+    replaced = LossDistributionProfile.of({sampled(1.0, 0.01, replace_one=True): 1000})
+    assert replaced.epsilon(1e-5) == pytest.approx(2.84, abs=5e-3)
+
+
+def test_a_whole_curve_equals_its_points() -> None:
+    step = sampled(1.0, 0.02)
+    counts = [1, 7, 50, 200, 800]
+    curve = epsilon_curve([LossDistributionProfile.of({step: n}) for n in counts], 1e-5)
+    singles = [LossDistributionProfile.of({step: n}).epsilon(1e-5) for n in counts]
+    np.testing.assert_allclose(curve, singles, atol=1e-3)
+    for epsilon, count in zip(curve, counts, strict=True):
+        assert epsilon >= tilted_convolution.epsilon_bounds(1e-5, "remove", 1.0, 0.02, count).lower
+    assert np.all(np.diff(curve) > 0)
+
+
+def test_n_fold_equals_the_list() -> None:
+    step = sampled(1.0, 0.05)
+    listed = compose([LossDistributionProfile.of({step: 1})] * 6)
+    assert isinstance(listed, LossDistributionProfile)
+    assert listed == LossDistributionProfile.of({step: 6})
+
+
+def test_unequal_steps_compose_in_any_order() -> None:
+    first, second = (
+        LossDistributionProfile.of({sampled(1.0, 0.05): 3}),
+        LossDistributionProfile.of({sampled(2.0, 0.1): 4}),
+    )
+    assert compose([first, second]) == compose([second, first])
+
+
+def test_gaussian_steps_are_merged_before_they_are_discretised() -> None:
+    step = sampled(1.0, 0.05)
+    profile = compose([GaussianProfile(3.0), LossDistributionProfile.of({step: 5}), GaussianProfile(4.0)])
+    assert profile == LossDistributionProfile.of({step: 5, GaussianStep(5.0): 1})
+
+
+def test_a_negligible_sampled_step_leaves_the_gaussian() -> None:
+    nothing = LossDistributionProfile.of({sampled(100.0, 1e-4): 1})
+    together = compose([GaussianProfile(1.0), nothing])
+    assert together.epsilon(1e-5) >= GaussianProfile(1.0).epsilon(1e-5)
+    assert together.epsilon(1e-5) == pytest.approx(GaussianProfile(1.0).epsilon(1e-5), rel=1e-4)
+
+
+def test_rare_small_steps_are_not_swallowed_by_the_grid() -> None:
+    """Losses far below any fixed grid: the interval adapts, so that 10⁵ tiny steps do not look like large ones."""
+    profile = LossDistributionProfile.of({sampled(5.0, 1e-4): 100_000})
+    truth = tilted_convolution.epsilon_bounds(1e-5, "remove", 5.0, 1e-4, 100_000)
+    assert truth.lower <= profile.epsilon(1e-5) <= truth.upper * 1.05
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+def test_a_mixture_of_gaussians_against_quadrature(direction: str) -> None:
+    shifts, probabilities = (0.0, 0.4, 0.7, 1.1), (0.72, 0.18, 0.08, 0.02)
+    profile = LossDistributionProfile.of({MixtureStep(shifts, probabilities): 1})
+    for epsilon in (0.01, 0.2, 0.6, 1.0):
+        truth = getattr(
+            trajectory_convolution.mixture_of_gaussians_delta(epsilon, shifts, probabilities, 1.0), direction
+        )
+        computed = profile.deltas(epsilon)[0 if direction == "remove" else 1]
+        assert computed >= truth * (1 - 1e-9)
+        assert computed == pytest.approx(truth, rel=1e-3, abs=1e-9)
+
+
+def test_below_the_floor_there_is_no_number() -> None:
+    profile = LossDistributionProfile.of({sampled(1.0, 0.01): 100})
+    assert profile.least_delta >= LEAST_DELTA
+    assert np.isfinite(profile.epsilon(profile.least_delta))
+    with pytest.raises(DeltaOutOfReach, match="delta: got 1e-11; accepted: at least 1e-10"):
+        profile.epsilon(1e-11)
+    with pytest.raises(DeltaOutOfReach):
+        epsilon_curve([profile], 1e-11)
+
+
+def test_the_floor_rises_with_the_number_of_steps() -> None:
+    many = LossDistributionProfile.of({sampled(5.0, 1e-3): 1_000_000})
+    assert many.least_delta > LEAST_DELTA
+    assert many.delta(1e6) >= many.least_delta / 10, "the slack is part of every delta"
+
+
+def test_direct_two_step_quadrature() -> None:
+    profile = LossDistributionProfile.of({sampled(1.0, 0.2): 2})
+    for relation, side in (("remove", 0), ("add", 1)):
+        truth = tilted_convolution.two_step_delta(0.5, relation, 1.0, 0.2)  # type: ignore[arg-type]
+        assert profile.deltas(0.5)[side] == pytest.approx(truth, rel=1e-4)
+        assert profile.deltas(0.5)[side] >= truth * (1 - 1e-6)
