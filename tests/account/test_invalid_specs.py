@@ -210,7 +210,7 @@ def test_delta_below_what_subsampling_can_promise(tmp_path: Path) -> None:
 
 def test_no_traceback_from_the_installed_command(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "from dpmerge.cli import app; app()", "account", str(tmp_path / "none.json")]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 2
     assert result.stdout == ""
     assert "Traceback" not in result.stderr

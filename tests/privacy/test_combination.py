@@ -8,13 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from oracle import affine_chains
 
-from dpmerge.errors import InvalidInput
 from dpmerge.privacy import (
     THEOREMS,
     Adjacency,
-    ApproximateDp,
     Checkpoint,
     Clipping,
     DeclaredLipschitz,
@@ -23,7 +20,6 @@ from dpmerge.privacy import (
     LinearCombination,
     NonPrivate,
     Optimizer,
-    Smoothness,
     StepBlock,
     gaussian_epsilon,
     hidden_state,
@@ -36,23 +32,8 @@ from dpmerge.privacy import (
     merged_trajectory_mus,
     tightest,
 )
-
-DELTA = 1e-5
-
-
-def sgd(
-    rates: tuple[float, ...] | list[float] = (1.0,),
-    noise: float = 2.0,
-    clip: float = 1.0,
-    adjacency: str = "replace_one",
-    **facts: Any,
-) -> DpSgd:
-    block = StepBlock(steps=len(rates), noise_multiplier=noise, clip_norm=clip, learning_rate=tuple(rates))
-    return DpSgd(blocks=(block,), adjacency=Adjacency(adjacency), **facts)
-
-
-def failing(bound: Any) -> list[str]:
-    return [premise.name for premise in bound.premises if not premise.holds]
+from oracle import affine_chains
+from privacy.runs import DELTA, failing, sampled, sgd
 
 
 @st.composite
@@ -317,68 +298,6 @@ def test_the_coefficient_is_what_torch_does_written_out() -> None:
             assert optimizer.gradient_coefficient(first_step=steps == 1) == pytest.approx(moved[0] - moved[1])
 
 
-NO_LAST_STEP = {
-    "adam": ({"optimizer": Optimizer(name="adam")}, "last_update_linear_in_its_gradient"),
-    "shuffled": ({"sampling": "shuffled", "steps_per_epoch": 2}, "full_batch"),
-}
-
-
-@pytest.mark.parametrize("name", NO_LAST_STEP)
-def test_last_step_is_refused_with_its_premise(name: str) -> None:
-    facts, premise = NO_LAST_STEP[name]
-    bound = last_step(LinearCombination.of_runs([sgd([1.0] * 4, **facts), sgd()], [0.5, 0.5]))
-    assert bound.profile is None
-    assert failing(bound) == [premise]
-
-
-CERTIFYING_TRAJECTORIES = {
-    "(a) one step": ([sgd(), sgd(noise=0.5)], None, True),
-    "(a) one acting step": ([sgd([0.0, 1.0]), sgd([1.0, 0.0])], None, True),
-    "(a) one step with momentum": ([sgd(optimizer=Optimizer(momentum=0.9)), sgd()], None, True),
-    "not (a): a paused step with momentum": ([sgd([0.0, 1.0], optimizer=Optimizer(momentum=0.9)), sgd()], None, False),
-    "not (a): nesterov": ([sgd(optimizer=Optimizer(momentum=0.9, nesterov=True)), sgd()], None, False),
-    "not (a): adam": ([sgd(optimizer=Optimizer(name="adam")), sgd()], None, False),
-    "two steps": ([sgd([1.0, 1.0]), sgd()], None, False),
-    "(b)": ([sgd([1.0] * 3, clipping=Clipping.AGGREGATE), sgd([1.0], clipping=Clipping.AGGREGATE)], None, True),
-    "not (b): weight decay": (
-        [sgd([1.0] * 3, clipping=Clipping.AGGREGATE, optimizer=Optimizer(weight_decay=0.1))] * 1,
-        None,
-        False,
-    ),
-    "not (b): momentum": (
-        [sgd([1.0] * 3, clipping=Clipping.AGGREGATE, optimizer=Optimizer(momentum=0.1))],
-        None,
-        False,
-    ),
-    "(c)": ([sgd([1.0] * 3), sgd([1.0] * 3, 1.0)], "somebody", True),
-    "not (c): unequal lengths": ([sgd([1.0] * 3), sgd([1.0] * 4, 1.0)], "somebody", False),
-    "not (c): unequal weight decay": (
-        [sgd([1.0] * 3), sgd([1.0] * 3, optimizer=Optimizer(weight_decay=0.1))],
-        "somebody",
-        False,
-    ),
-    "(c) equal weight decay": ([sgd([1.0] * 3, optimizer=Optimizer(weight_decay=0.1)) for _ in "ab"], "somebody", True),
-    "not (c): momentum": ([sgd([1.0] * 3, optimizer=Optimizer(momentum=0.1)) for _ in "ab"], "somebody", False),
-}
-
-
-@pytest.mark.parametrize("name", CERTIFYING_TRAJECTORIES)
-def test_when_the_merged_trajectory_certifies(name: str) -> None:
-    runs, shared, expected = CERTIFYING_TRAJECTORIES[name]
-    weights = [1 / len(runs)] * len(runs)
-    bound = merged_trajectory(LinearCombination.of_runs(runs, weights, shared_affine=shared))
-    assert bound.certifies is expected
-    assert bound.mu is not None, "the paper's number is there whether or not it is a proof"
-    assert failing(bound) == ([] if expected else ["update_bounded_for_any_two_hidden_states"])
-    if shared and expected:
-        assert "somebody" in bound.premises[-1].vouched_by
-
-
-def sampled(steps: int = 1, rate: float = 0.1, noise: float = 1.0, **facts: Any) -> DpSgd:
-    block = StepBlock(steps=steps, noise_multiplier=noise, clip_norm=1.0, learning_rate=1.0, sampling_rate=rate)
-    return DpSgd(blocks=(block,), adjacency=facts.pop("adjacency", Adjacency.ADD_REMOVE), **facts)
-
-
 def test_sampling_buys_nothing_where_the_clipped_total_is_the_update() -> None:
     runs = [sampled(5, clipping=Clipping.AGGREGATE), sampled(5, noise=3.0, clipping=Clipping.AGGREGATE)]
     full = [sgd([1.0] * 5, n, adjacency="add_remove", clipping=Clipping.AGGREGATE) for n in (1.0, 3.0)]
@@ -421,16 +340,6 @@ def test_a_sampled_step_beside_a_full_batch_one_and_a_pause() -> None:
     assert bound.epsilon(DELTA) < everything.epsilon(DELTA)  # type: ignore[operator]
 
 
-def test_checkpoints_of_one_run_count_once_at_the_latest() -> None:
-    run = sgd([1.0] * 6)
-    combination = LinearCombination(checkpoints=(Checkpoint(run, 2), Checkpoint(run, 5)), weights=(0.5, 0.5))
-    assert joint_release(combination).mu == pytest.approx(run.profile(5).mu)  # type: ignore[attr-defined]
-    for theorem in (last_step, merged_trajectory, hidden_state):
-        bound = theorem(combination)
-        assert bound.profile is None
-        assert "one_checkpoint_per_run" in failing(bound)
-
-
 def test_equal_settings_are_not_one_run() -> None:
     same = LinearCombination.of_runs([sgd([1.0] * 3), sgd([1.0] * 3)], [0.5, 0.5])
     assert joint_release(same).mu == pytest.approx(np.sqrt(2) * sgd([1.0] * 3).profile().mu)  # type: ignore[attr-defined]
@@ -452,16 +361,6 @@ def test_ancestors_are_part_of_every_theorem() -> None:
     assert "start_independent_of_private_data" in failing(refused)
 
 
-def test_a_run_merged_with_its_own_descendant_is_joint_release_only() -> None:
-    parent = sgd([1.0] * 4)
-    child = sgd([1.0] * 2, ancestry=Checkpoint(parent, 4))
-    combination = LinearCombination.of_runs([parent, child], [0.5, 0.5])
-    assert joint_release(combination).mu == pytest.approx(child.profile().mu)  # type: ignore[attr-defined]
-    for theorem in (last_step, merged_trajectory, hidden_state):
-        assert theorem(combination).profile is None
-        assert "no_run_descends_from_another" in failing(theorem(combination))
-
-
 def test_gaussian_releases_combine_exactly() -> None:
     releases = [
         GaussianRelease(sensitivity=0.02, standard_deviation=s, adjacency=Adjacency.REPLACE_ONE) for s in (0.1, 0.3)
@@ -472,18 +371,6 @@ def test_gaussian_releases_combine_exactly() -> None:
         assert theorem(combination).certifies
         assert theorem(combination).mu == pytest.approx(exact, rel=1e-12)
     assert joint_release(combination).mu == pytest.approx(np.hypot(0.02 / 0.1, 0.02 / 0.3))
-
-
-def test_imported_models_join_by_joint_release_only() -> None:
-    imported = ApproximateDp(points=((1.0, 1e-6),), adjacency=Adjacency.REPLACE_ONE)
-    combination = LinearCombination.of_runs([imported, sgd()], [0.5, 0.5])
-    joint = joint_release(combination)
-    assert joint.certifies
-    assert joint.mu is None
-    assert joint.epsilon(DELTA) > sgd().profile().epsilon(DELTA)  # type: ignore[operator]
-    for theorem in (last_step, merged_trajectory, hidden_state):
-        assert theorem(combination).profile is None
-        assert not theorem(combination).certifies
 
 
 def test_a_non_private_member_makes_the_combination_infinite() -> None:
@@ -510,122 +397,6 @@ def test_the_tightest_certifying_theorem_wins_and_ties_go_to_the_simplest() -> N
     assert tightest([b for b in bounds if not b.certifies], DELTA) is None
 
 
-SMOOTH = {
-    "logistic": (Smoothness(kind="logistic", feature_bound=2.0, records=100), 1.0, 1.0),
-    "squared": (Smoothness(kind="squared", feature_bound=1.0, records=100), 1.0, 1.0),
-    "huber": (Smoothness(kind="huber", feature_bound=1.0, records=100), 1.0, 1.0),
-    "softmax": (Smoothness(kind="softmax", feature_bound=0.7, records=100), 0.245, 1.0),
-    "squared without the half": (Smoothness(kind="squared", feature_bound=1.0, beta=2.0, records=100), 2.0, 1.0),
-    "a smaller beta is not believed": (Smoothness(kind="squared", feature_bound=1.0, beta=0.1, records=100), 1.0, 1.0),
-}
-
-
-@pytest.mark.parametrize("name", SMOOTH)
-@pytest.mark.parametrize("rate", [0.005, 0.015, 0.03])
-@pytest.mark.parametrize("decay", [0.0, 0.3])
-def test_lipschitz_factors_of_convex_losses(name: str, rate: float, decay: float) -> None:
-    """The worst curvature between 0 and β, with the rate of the *mean* gradient: effective rate × records."""
-    facts, beta, clip = SMOOTH[name]
-    run = sgd([rate] * 3, clip=clip, smoothness=facts, optimizer=Optimizer(weight_decay=decay))
-    curvatures = np.linspace(0, beta, 1001)
-    eta = rate * 100
-    expected = np.abs(1 - eta * (curvatures + decay)).max()
-    np.testing.assert_allclose(run.lipschitz(3), expected, rtol=1e-12)
-    assert hidden_state(LinearCombination.of_runs([run], [1.0])).certifies
-
-
-def test_declared_smoothness_is_not_assumed_convex() -> None:
-    facts = Smoothness(kind="declared", beta=0.5, records=100)
-    run = sgd([0.01], smoothness=facts, optimizer=Optimizer(weight_decay=0.2))
-    np.testing.assert_allclose(run.lipschitz(1), abs(1 - 0.2) + 0.5)
-
-
-def test_softmax_gradients_stay_below_the_clip_norm_that_is_asked_for() -> None:
-    """√2·R bounds a softmax gradient: ‖p − y‖·‖x‖ over many random cases, approached by a wrong, sure answer."""
-    rng = np.random.default_rng(0)
-    largest = 0.0
-    for _ in range(2000):
-        logits = rng.normal(0, 10, 6)
-        p = np.exp(logits - logits.max())
-        p /= p.sum()
-        p[rng.integers(6)] -= 1
-        largest = max(largest, float(np.linalg.norm(p)))
-    needed = Smoothness(kind="softmax", feature_bound=1.0).least_clip_norm
-    assert 1.41 < largest <= needed
-
-
-REFUSED_HIDDEN_STATE = {
-    "softmax with a small clip norm": (
-        {"smoothness": Smoothness(kind="softmax", feature_bound=1.0, records=10)},
-        "clip_norm_at_least_sqrt2_feature_bound",
-    ),
-    "per-layer clipping": (
-        {"smoothness": DeclaredLipschitz(factors=1.0), "flat_clipping": False},
-        "flat_clipping",
-    ),
-    "momentum": (
-        {"smoothness": DeclaredLipschitz(factors=1.0), "optimizer": Optimizer(momentum=0.9)},
-        "sgd_without_momentum",
-    ),
-    "adam": (
-        {"smoothness": DeclaredLipschitz(factors=1.0), "optimizer": Optimizer(name="adam")},
-        "sgd_without_momentum",
-    ),
-    "unbounded features": ({"smoothness": Smoothness(kind="logistic", records=10)}, "features_bounded"),
-    "unbounded softmax features": ({"smoothness": Smoothness(kind="softmax", records=10)}, "features_bounded"),
-    "unknown number of records": (
-        {"smoothness": Smoothness(kind="logistic", feature_bound=1.0)},
-        "number_of_records_bounded",
-    ),
-    "a clipped total": (
-        {
-            "smoothness": Smoothness(kind="logistic", feature_bound=1.0, records=10),
-            "clipping": Clipping.AGGREGATE,
-        },
-        "per_example_clipping",
-    ),
-    "no facts": ({}, "smoothness_known"),
-    "shuffled": (
-        {"smoothness": DeclaredLipschitz(factors=1.0), "sampling": "shuffled", "steps_per_epoch": 2},
-        "full_batch",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED_HIDDEN_STATE)
-def test_hidden_state_is_refused_with_the_failing_premise(name: str) -> None:
-    facts, premise = REFUSED_HIDDEN_STATE[name]
-    good = sgd([1.0] * 3, smoothness=DeclaredLipschitz(factors=1.0))
-    bound = hidden_state(LinearCombination.of_runs([sgd([1.0] * 3, **facts), good], [0.5, 0.5]))
-    assert bound.profile is None
-    assert not bound.certifies
-    assert premise in failing(bound)
-    unused = hidden_state(LinearCombination.of_runs([sgd([1.0] * 3, **facts), good], [0.0, 1.0]))
-    assert unused.certifies, "a premise is asked of the support only"
-
-
-def test_hidden_state_is_refused_for_poisson_sampling() -> None:
-    run = sampled(3, smoothness=DeclaredLipschitz(factors=1.0))
-    bound = hidden_state(LinearCombination.of_runs([run], [1.0]))
-    assert bound.profile is None
-    assert "full_batch" in failing(bound)
-
-
-def test_every_premise_names_who_vouches() -> None:
-    facts = Smoothness(kind="logistic", feature_bound=1.0, records=10, vouched_by="the data team")
-    runs = [sgd([0.1] * 3, smoothness=facts, vouched_by="run log 7")]
-    bound = hidden_state(LinearCombination.of_runs(runs, [1.0]))
-    voices = {premise.name: premise.vouched_by for premise in bound.premises}
-    assert voices["features_bounded"] == "the data team"
-    assert voices["full_batch"] == "run log 7"
-    assert all(voices.values())
-
-
-def test_under_add_remove_the_divisor_must_be_public() -> None:
-    named = [p.name for p in joint_release(LinearCombination.of_runs([sgd(adjacency="add_remove")], [1.0])).premises]
-    assert "public_divisor" in named
-
-
 def test_the_paper_schedule_with_release_noise() -> None:
     """0.945 without release noise, 0.427 with one step's noise at the peak rate; unproved 0.519, joint 1.18."""
     rates = [2.0, 4.0, 4.0] + [4.0 * (18 - t) / 18 for t in range(1, 18)]
@@ -646,46 +417,3 @@ def test_release_noise_reaches_every_epsilon(target: float) -> None:
     enough = 20.0 / mu  # A = 20 bounds the shift; τ alone brings it down to μ
     bound = hidden_state(LinearCombination.of_runs([run], [1.0], release_noise=enough))
     assert bound.epsilon(DELTA) <= target  # type: ignore[operator]
-
-
-BAD_COMBINATIONS = {
-    "no checkpoints": (dict(checkpoints=(), weights=()), "checkpoints: got \\[\\]; accepted: at least one"),
-    "too few weights": (dict(weights=(1.0,)), "weights: got .*2 numbers"),
-    "negative weight": (dict(weights=(1.5, -0.5)), "weights: got .*≥ 0"),
-    "weights not summing to one": (dict(weights=(0.5, 0.6)), "weights: got .*sum to 1"),
-    "negative release noise": (
-        dict(release_noise=-1.0),
-        "release_noise: got -1.0; accepted: 0, or a number from 1e-30",
-    ),
-    "a weight that would underflow": (
-        dict(weights=(1.0, 1e-200)),
-        "weights\\[1\\]: got 1e-200; accepted: 0, or a number from 1e-30",
-    ),
-    "infinite release noise": (dict(release_noise=float("inf")), "release_noise: got inf"),
-}
-
-
-@pytest.mark.parametrize("name", BAD_COMBINATIONS)
-def test_bad_combinations_are_refused(name: str) -> None:
-    change, message = BAD_COMBINATIONS[name]
-    good: dict[str, Any] = dict(checkpoints=(Checkpoint(sgd(), 1), Checkpoint(sgd(), 1)), weights=(0.5, 0.5))
-    with pytest.raises(InvalidInput, match=message):
-        LinearCombination(**{**good, **change})
-
-
-def test_runs_of_different_adjacency_are_refused() -> None:
-    with pytest.raises(InvalidInput, match="adjacency: got .*replace_one.*add_remove.*the same adjacency"):
-        LinearCombination.of_runs([sgd(), sgd(adjacency="add_remove")], [0.5, 0.5])
-
-
-def test_bad_weight_rows_are_refused() -> None:
-    checkpoints = [Checkpoint(sgd(), 1), Checkpoint(sgd(), 1)]
-    with pytest.raises(InvalidInput, match="weights: got .*rows of 2 numbers"):
-        joint_release_mus(checkpoints, [[0.5, 0.25, 0.25]])
-    with pytest.raises(InvalidInput, match="weights"):
-        merged_trajectory_mus(checkpoints, [[1.5, -0.5]])
-    with pytest.raises(InvalidInput, match="alignment: got 'centred'; accepted: appended, prepended, best"):
-        merged_trajectory_mus(checkpoints, [[0.5, 0.5]], "centred")  # type: ignore[arg-type]
-    imported = Checkpoint(NonPrivate(adjacency=Adjacency.REPLACE_ONE, label="baseline"), 1)
-    with pytest.raises(InvalidInput, match="baseline: got 'NonPrivate'; accepted: a run whose steps are known"):
-        last_step_mus([imported], [[1.0]])

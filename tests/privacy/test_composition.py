@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import randomized_response
 
 from dpmerge.errors import InvalidInput, NoGuarantee
 from dpmerge.privacy import (
@@ -24,6 +23,7 @@ from dpmerge.privacy import (
 )
 from dpmerge.privacy.discrete import MOST_ATOMS
 from dpmerge.privacy.steps import PoissonStep
+from oracle import randomized_response
 
 pairs = st.lists(st.tuples(st.floats(0.01, 2), st.sampled_from([0.0, 1e-8, 1e-6, 1e-4])), min_size=1, max_size=7)
 

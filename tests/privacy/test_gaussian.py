@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from oracle import gaussian_mp
 
 from dpmerge.errors import InvalidInput
 from dpmerge.privacy import GaussianProfile, compose, gaussian_delta, gaussian_epsilon, largest_mu
+from oracle import gaussian_mp
 
 log_mus = st.floats(-6, 3)
 log_deltas = st.one_of(st.floats(-300, np.log10(0.5)), st.floats(-14, np.log10(0.5)))

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from oracle import affine_chains, hidden_state_qp, hidden_state_shifts, hidden_state_taut
 
 from dpmerge.privacy import hidden_state_mus, linear_mus
 from dpmerge.privacy.hidden_state import Chain, best_shifts, priced
+from oracle import affine_chains, hidden_state_qp, hidden_state_shifts, hidden_state_taut
 
 factors = st.one_of(st.floats(0.3, 1.6), st.sampled_from([0.0, 0.5, 0.9, 1.0, 1.0, 1.05, 3.0]))
 

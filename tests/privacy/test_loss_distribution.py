@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from oracle import tilted_convolution, trajectory_convolution
 
 from dpmerge.errors import DeltaOutOfReach
 from dpmerge.privacy import GaussianProfile, LossDistributionProfile, compose
 from dpmerge.privacy.loss_distribution import LEAST_DELTA, epsilon_curve
 from dpmerge.privacy.steps import GaussianStep, MixtureStep, PoissonStep
+from oracle import tilted_convolution, trajectory_convolution
 
 
 def sampled(sigma: float, q: float, replace_one: bool = False) -> PoissonStep:

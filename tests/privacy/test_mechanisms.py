@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import renyi_quadrature, tilted_convolution, trajectory_convolution
 
 from dpmerge.errors import InvalidInput, NoGuarantee
 from dpmerge.privacy import (
@@ -35,6 +34,7 @@ from dpmerge.privacy import (
     merged_trajectory,
 )
 from dpmerge.privacy.steps import PoissonStep
+from oracle import renyi_quadrature, tilted_convolution, trajectory_convolution
 
 BOTH = list(Adjacency)
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import gaussian_mp, mixture_quadrature
 
 from dpmerge.errors import InvalidInput
 from dpmerge.privacy import (
@@ -23,6 +22,7 @@ from dpmerge.privacy import (
     selection_renyi_epsilons,
 )
 from dpmerge.privacy.steps import PoissonStep
+from oracle import gaussian_mp, mixture_quadrature
 
 mus = st.lists(st.floats(0.05, 6), min_size=2, max_size=4)
 

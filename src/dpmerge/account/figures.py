@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dpmerge.account.spec import Spec
-from dpmerge.errors import DeltaOutOfReach, NoGuarantee
+from dpmerge.errors import NoGuarantee
 from dpmerge.privacy.combination import THEOREMS, Bound, LinearCombination, tightest
 from dpmerge.privacy.domain import Array
 from dpmerge.privacy.gaussian import GaussianProfile
@@ -121,13 +121,9 @@ def _figures(source: Source, delta: float, orders: Array) -> Figures:
         return Figures(None, None, None, None)
     curve_values = profile.renyi_divergence(orders)
     curve = None if curve_values is None else RenyiProfile(orders, curve_values)
-    try:
-        epsilon = profile.epsilon(delta)
-    except DeltaOutOfReach:
-        raise
     return Figures(
         mu=profile.mu if isinstance(profile, GaussianProfile) else None,
-        epsilon=epsilon,
+        epsilon=profile.epsilon(delta),
         epsilon_rdp_classic=None if curve is None else curve.converted("classic").epsilon(delta),
         epsilon_rdp_improved=None if curve is None else curve.epsilon(delta),
     )

@@ -20,19 +20,10 @@ from dpmerge.privacy.gaussian import GaussianProfile, gaussian_delta, gaussian_e
 from dpmerge.privacy.hidden_state import hidden_state_mus, linear_mus
 from dpmerge.privacy.limits import no_free_lunch
 from dpmerge.privacy.loss_distribution import LossDistributionProfile
-from dpmerge.privacy.mechanisms import (
-    ApproximateDp,
-    Clipping,
-    DpSgd,
-    GaussianRelease,
-    NonPrivate,
-    Optimizer,
-    RenyiMechanism,
-    Sampling,
-    StepBlock,
-)
+from dpmerge.privacy.mechanisms import Clipping, DpSgd, Optimizer, Sampling, StepBlock
 from dpmerge.privacy.premises import Premise
 from dpmerge.privacy.profile import NonPrivateProfile, PrivacyProfile
+from dpmerge.privacy.releases import ApproximateDp, GaussianRelease, NonPrivate, RenyiMechanism
 from dpmerge.privacy.renyi import DEFAULT_ORDERS, RenyiProfile
 from dpmerge.privacy.selection import (
     SelectionProfile,

@@ -1,4 +1,4 @@
-"""What was run on the private data: DP-SGD runs, Gaussian releases, and models known only by their guarantee.
+"""DP-SGD runs as their records describe them.
 
 Guarantees: `own_profile(upto)` is what the manifest's facts prove for a prefix, and no more: batches that were
 shuffled are not accounted as if they had been sampled.
@@ -8,7 +8,6 @@ their domain, each named.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,13 +19,11 @@ import numpy as np
 
 from dpmerge.errors import InvalidInput, NoGuarantee
 from dpmerge.privacy import domain
-from dpmerge.privacy.discrete import DiscreteProfile
 from dpmerge.privacy.domain import Array
 from dpmerge.privacy.exposure import Adjacency, Checkpoint, Mechanism
 from dpmerge.privacy.gaussian import GaussianProfile
 from dpmerge.privacy.loss_distribution import LossDistributionProfile, epsilon_curve
 from dpmerge.privacy.profile import NonPrivateProfile, PrivacyProfile
-from dpmerge.privacy.renyi import RenyiProfile
 from dpmerge.privacy.smoothness import DeclaredLipschitz, Smoothness
 from dpmerge.privacy.steps import GaussianStep, PoissonStep, Step
 
@@ -155,10 +152,10 @@ class DpSgd(Mechanism):
         if not self.blocks:
             raise InvalidInput("blocks", [], "at least one block of steps")
         for name, kind in (("adjacency", Adjacency), ("clipping", Clipping)):
-            object.__setattr__(self, name, _member(name, getattr(self, name), kind))
+            object.__setattr__(self, name, enum_member(name, getattr(self, name), kind))
         sampled = any(block.sampling_rate < 1 for block in self.blocks)
         sampling = self.sampling or (Sampling.POISSON if sampled else Sampling.FULL_BATCH)
-        sampling = Sampling(_member("sampling", sampling, Sampling))
+        sampling = Sampling(enum_member("sampling", sampling, Sampling))
         if sampling is not Sampling.POISSON and sampled:
             rate = min(block.sampling_rate for block in self.blocks)
             raise InvalidInput("sampling_rate", rate, f"1 (or left out) for {sampling} batches; poisson to sample")
@@ -275,100 +272,14 @@ class DpSgd(Mechanism):
         return LossDistributionProfile.of(steps)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class OneShot(Mechanism):
-    """A mechanism without steps: it was released or it was not."""
-
-    adjacency: Adjacency
-    label: str = "release"
-    vouched_by: str = "the release's record"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "adjacency", _member("adjacency", self.adjacency, Adjacency))
-
-    @property
-    def steps(self) -> int:
-        return 1
-
-    def own_profile(self, upto: int) -> PrivacyProfile:
-        Checkpoint(self, upto)
-        return self._released() if upto else GaussianProfile(0.0)
-
-    @abstractmethod
-    def _released(self) -> PrivacyProfile:
-        """The profile of the release itself."""
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class GaussianRelease(OneShot):
-    """A statistic of L2 sensitivity Δ (under the stated adjacency) with Gaussian noise added."""
-
-    sensitivity: float
-    standard_deviation: float
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        domain.magnitude("sensitivity", self.sensitivity, zero=False)
-        domain.magnitude("standard_deviation", self.standard_deviation, zero=True)
-
-    @property
-    def is_full_batch(self) -> bool:
-        return True
-
-    @property
-    def optimizer(self) -> Optimizer:
-        """A release is one step of plain SGD from a public start."""
-        return Optimizer()
-
-    def moves(self, upto: int) -> Moves:
-        return Moves(np.array([float(self.sensitivity)])[:upto], np.array([float(self.standard_deviation)])[:upto])
-
-    def step_mus(self, upto: int) -> Array:
-        moves = self.moves(upto)
-        with np.errstate(divide="ignore"):
-            return np.asarray(moves.shift / moves.noise)
-
-    def _released(self) -> PrivacyProfile:
-        noise = self.standard_deviation
-        return GaussianProfile(self.sensitivity / noise if noise > 0 else np.inf)
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class RenyiMechanism(OneShot):
-    """A model known by its Rényi curve, valid in both directions under the stated adjacency."""
-
-    orders: tuple[float, ...]
-    values: tuple[float, ...]
-
-    def _released(self) -> PrivacyProfile:
-        return RenyiProfile(np.asarray(self.orders), np.asarray(self.values))
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class ApproximateDp(OneShot):
-    """A model known by (ε, δ) pairs: one pair, or a table of its δ(ε), pessimistic between the points."""
-
-    points: tuple[tuple[float, float], ...]
-
-    def _released(self) -> PrivacyProfile:
-        return DiscreteProfile.from_points(self.points)
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class NonPrivate(OneShot):
-    """A model trained without privacy."""
-
-    def _released(self) -> PrivacyProfile:
-        return NonPrivateProfile()
-
-
 def _composed_mu(sensitivity: int, noise: Array) -> float:
     if np.any(noise == 0):
         return float(np.inf)
     return float(sensitivity * np.sqrt(np.sum(noise**-2.0)))
 
 
-def _member(field_name: str, value: object, kind: type[Choice]) -> Choice:
+def enum_member(field_name: str, value: object, kind: type[Choice]) -> Choice:
+    """The member of an enumeration with the given value, or an error that lists them."""
     try:
         return kind(str(value))
     except ValueError:

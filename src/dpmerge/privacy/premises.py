@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpmerge.privacy.exposure import Adjacency, Checkpoint, Mechanism
-from dpmerge.privacy.mechanisms import Clipping, DpSgd, GaussianRelease
+from dpmerge.privacy.mechanisms import Clipping, DpSgd
+from dpmerge.privacy.releases import GaussianRelease
 from dpmerge.privacy.smoothness import DeclaredLipschitz, Smoothness
 
 NoisyRun = DpSgd | GaussianRelease

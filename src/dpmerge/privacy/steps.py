@@ -207,16 +207,14 @@ def _subsampled_renyi(ratio: float, rate: float, orders: tuple[float, ...]) -> A
     convex and zero at α = 1, so that the chord between two whole orders is an upper bound as well.
     """
     grid = np.asarray(orders)
-    whole = np.arange(2.0, np.ceil(grid.max()) + 1)
-    asked = np.union1d(whole[whole <= np.ceil(_FRACTIONAL_FROM)], np.union1d(np.floor(grid), np.ceil(grid)))
-    nodes = asked[asked >= 2]
+    nodes = np.unique(np.maximum(np.concatenate([np.floor(grid), np.ceil(grid)]), 2.0))
     node_curve = _accounted_renyi(ratio, rate, nodes)
     chord = np.interp(grid - 1, np.append(0.0, nodes - 1), np.append(0.0, (nodes - 1) * node_curve)) / (grid - 1)
     fractional = (grid != np.floor(grid)) & (grid > _FRACTIONAL_FROM)
     curve = np.array(chord, dtype=float)
     if np.any(fractional):
-        curve[fractional] = np.minimum(chord[fractional], _accounted_renyi(ratio, rate, grid[fractional]))
-    return curve
+        curve[fractional] = np.fmin(chord[fractional], _accounted_renyi(ratio, rate, grid[fractional]))
+    return np.where(np.isnan(curve), np.inf, curve)
 
 
 @contextmanager

@@ -1,0 +1,109 @@
+"""Mechanisms without steps: Gaussian releases, and models of which only a guarantee is known.
+
+Guarantees: each is turned into the least private profile its facts allow.
+Refuses: facts outside their domain. What is known by its guarantee alone can be drawn at random and released jointly;
+no theorem about updates applies to it.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+
+from dpmerge.privacy import domain
+from dpmerge.privacy.discrete import DiscreteProfile
+from dpmerge.privacy.domain import Array
+from dpmerge.privacy.exposure import Adjacency, Checkpoint, Mechanism
+from dpmerge.privacy.gaussian import GaussianProfile
+from dpmerge.privacy.mechanisms import Moves, Optimizer, enum_member
+from dpmerge.privacy.profile import NonPrivateProfile, PrivacyProfile
+from dpmerge.privacy.renyi import RenyiProfile
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class OneShot(Mechanism):
+    """A mechanism without steps: it was released or it was not."""
+
+    adjacency: Adjacency
+    label: str = "release"
+    vouched_by: str = "the release's record"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "adjacency", enum_member("adjacency", self.adjacency, Adjacency))
+
+    @property
+    def steps(self) -> int:
+        return 1
+
+    def own_profile(self, upto: int) -> PrivacyProfile:
+        Checkpoint(self, upto)
+        return self._released() if upto else GaussianProfile(0.0)
+
+    @abstractmethod
+    def _released(self) -> PrivacyProfile:
+        """The profile of the release itself."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class GaussianRelease(OneShot):
+    """A statistic of L2 sensitivity Δ (under the stated adjacency) with Gaussian noise added."""
+
+    sensitivity: float
+    standard_deviation: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        domain.magnitude("sensitivity", self.sensitivity, zero=False)
+        domain.magnitude("standard_deviation", self.standard_deviation, zero=True)
+
+    @property
+    def is_full_batch(self) -> bool:
+        return True
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """A release is one step of plain SGD from a public start."""
+        return Optimizer()
+
+    def moves(self, upto: int) -> Moves:
+        return Moves(np.array([float(self.sensitivity)])[:upto], np.array([float(self.standard_deviation)])[:upto])
+
+    def step_mus(self, upto: int) -> Array:
+        moves = self.moves(upto)
+        with np.errstate(divide="ignore"):
+            return np.asarray(moves.shift / moves.noise)
+
+    def _released(self) -> PrivacyProfile:
+        noise = self.standard_deviation
+        return GaussianProfile(self.sensitivity / noise if noise > 0 else np.inf)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RenyiMechanism(OneShot):
+    """A model known by its Rényi curve, valid in both directions under the stated adjacency."""
+
+    orders: tuple[float, ...]
+    values: tuple[float, ...]
+
+    def _released(self) -> PrivacyProfile:
+        return RenyiProfile(np.asarray(self.orders), np.asarray(self.values))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ApproximateDp(OneShot):
+    """A model known by (ε, δ) pairs: one pair, or a table of its δ(ε), pessimistic between the points."""
+
+    points: tuple[tuple[float, float], ...]
+
+    def _released(self) -> PrivacyProfile:
+        return DiscreteProfile.from_points(self.points)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class NonPrivate(OneShot):
+    """A model trained without privacy."""
+
+    def _released(self) -> PrivacyProfile:
+        return NonPrivateProfile()

@@ -1,0 +1,1 @@
+"""Slow, independent computations of the quantities the package certifies."""
