@@ -244,10 +244,17 @@ def test_a_rate_that_expands_is_allowed_and_priced() -> None:
 def test_the_shipped_example_shows_every_theorem_within_80_columns() -> None:
     result = CliRunner().invoke(app, ["account", str(EXAMPLES / "mnist.json")], env={"COLUMNS": "80"})
     assert result.exit_code == 0
-    for theorem in THEOREMS:
+    for theorem in ("joint_release", "last_step", "merged_trajectory", "hidden_state"):
         assert theorem in result.stdout
+    assert "prepended" not in result.stdout, "equal lengths: both alignments are the same"
+    assert "merged_trajectory is no proof here." in result.stdout
     assert "Certified: ε = 0.42" in result.stdout
     assert max(len(line) for line in result.stdout.splitlines()) <= 80
+
+
+def test_runs_of_unequal_length_show_both_alignments() -> None:
+    printed = run(spec({"blocks": [block(2)]}, {"blocks": [block(5, 1)]}, weights=[0.5, 0.5]))
+    assert "merged_trajectory_prepended" in printed
 
 
 def test_printed_figures_are_rounded_up() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -17,12 +18,17 @@ DIGITS = 4
 def print_account(account: Account, console: Console) -> None:
     """Print what each run, the selection and the combination cost, and what that rests on."""
     spec = account.spec
-    console.print(f"[bold]{len(spec.runs)} run(s)[/], {spec.adjacency}, δ = {spec.delta:g}")
-    console.print(_singles(account))
+    count = len(spec.runs)
+    console.print(f"[bold]{count} run{'s' if count > 1 else ''}[/], {spec.adjacency}, δ = {spec.delta:g}")
+    _print(console, "Each model alone", _singles(account))
     if account.selection is not None:
-        console.print(_selection(account.selection, spec.probabilities or []))
+        vector = ", ".join(f"{probability:g}" for probability in spec.probabilities or [])
+        _print(console, f"One model, drawn with probabilities ({vector})", _selection(account.selection))
     if account.combination is not None:
-        console.print(_combination(account))
+        vector = ", ".join(f"{weight:.4g}" for weight in spec.weights or [])
+        noise = f", release noise {spec.release_noise:.4g} added" if spec.release_noise else ""
+        _print(console, f"The average with weights ({vector}){noise}", _combination(account))
+        console.print(_shortcomings(account), end="")
         console.print(_conclusion(account))
     for reason in dict.fromkeys(figures.reason for figures in account.single if figures.reason):
         console.print(f"[yellow]no figure:[/] {reason}", highlight=False)
@@ -38,8 +44,14 @@ def shown(value: float | None) -> str:
     return f"{math.ceil(value * scale) / scale:.{DIGITS}f}" if value < 1e6 else f"{value * 1.001:.3g}"
 
 
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", header_style="dim", pad_edge=False)
+def _print(console: Console, title: str, table: Table) -> None:
+    """A heading may be wider than its table, so it is not the table's title."""
+    console.print(Text(title, style="bold"))
+    console.print(table)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column(columns[0], no_wrap=True)
     for column in columns[1:]:
         table.add_column(column, justify="right", no_wrap=True)
@@ -47,7 +59,7 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def _singles(account: Account) -> Table:
-    table = _table("Each model alone", "run", "σ", "steps", "μ", "ε", "ε by RDP", "ε RDP classic")
+    table = _table("run", "σ", "steps", "μ", "ε", "ε by RDP", "ε RDP classic")
     for position, (run, figures) in enumerate(zip(account.spec.runs, account.single, strict=True), start=1):
         noise = dict.fromkeys(f"{block.noise_multiplier:g}" for block in run.blocks)
         steps = sum(block.steps for block in run.blocks)
@@ -64,30 +76,38 @@ def _row(figures: Figures) -> list[str]:
     ]
 
 
-def _selection(figures: Figures, probabilities: list[float]) -> Table:
-    vector = ", ".join(f"{p:g}" for p in probabilities)
-    table = _table(f"Release one, drawn with probabilities ({vector})", "", "ε", "ε by RDP", "ε RDP classic")
+def _selection(figures: Figures) -> Table:
+    table = _table("", "ε", "ε by RDP", "ε RDP classic")
     table.add_row("random selection", *_row(figures)[1:])
     return table
 
 
 def _combination(account: Account) -> Table:
-    spec = account.spec
-    vector = ", ".join(f"{weight:.4g}" for weight in spec.weights or [])
-    noise = f" and release noise {spec.release_noise:g}" if spec.release_noise else ""
-    table = _table(f"Release the combination with weights ({vector}){noise}", "theorem", "μ", "ε", "ε by RDP")
+    table = _table("theorem", "μ", "ε", "ε by RDP")
     table.add_column("proof here?")
-    assert account.combination is not None
-    for name, (bound, figures) in account.combination.items():
-        table.add_row(name, *_row(figures)[:3], _verdict(bound))
+    for name, bound, figures in _distinct(account):
+        verdict = Text("yes", style="green") if bound.certifies else Text("no", style="yellow")
+        table.add_row(name, *_row(figures)[:3], verdict)
     return table
 
 
-def _verdict(bound: Bound) -> Text:
-    if bound.certifies:
-        return Text("yes", style="green")
-    missing = [premise.name.replace("_", " ") for premise in bound.premises if not premise.holds]
-    return Text("no: " + (f"needs {missing[0]}" if missing else "no formula"), style="yellow")
+def _distinct(account: Account) -> list[tuple[str, Bound, Figures]]:
+    """The theorems to show: runs of equal length make both alignments of the trajectory the same."""
+    shown_theorems = dict(account.combination or {})
+    if shown_theorems["merged_trajectory"][1] == shown_theorems["merged_trajectory_prepended"][1]:
+        del shown_theorems["merged_trajectory_prepended"]
+    return [(name, bound, figures) for name, (bound, figures) in shown_theorems.items()]
+
+
+def _shortcomings(account: Account) -> Text:
+    """Why each theorem that does not certify does not."""
+    lines = Text()
+    for name, bound, _ in _distinct(account):
+        missing = [premise.name.replace("_", " ") for premise in bound.premises if not premise.holds]
+        if not bound.certifies:
+            lines.append(f"{name} is no proof here. ", style="yellow")
+            lines.append(f"It needs: {missing[0]}.\n" if missing else "It has no formula for these runs.\n")
+    return lines
 
 
 def _conclusion(account: Account) -> Text:

@@ -1,0 +1,88 @@
+"""The documentation is run: README code and output, specs, links, one page a verb."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from dpmerge.account.spec import BlockSpec, RunSpec, SmoothnessSpec, Spec
+from dpmerge.cli import app
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/**/*.md")])
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.S | re.M)
+
+
+def test_the_readmes_python_runs_and_says_what_it_should() -> None:
+    [code] = blocks(ROOT / "README.md", "python")
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    drawn, merged = re.findall(r"ε = (\d\.\d+)", result.stdout)
+    assert 0.49 < float(drawn) < 1.05
+    assert float(merged) < float(drawn)
+    assert "hidden_state" in result.stdout
+
+
+def test_the_readme_shows_what_the_demo_prints() -> None:
+    [shown] = blocks(ROOT / "README.md", "text")
+    command, _, expected = shown.partition("\n")
+    assert command == "$ make demo"
+    result = CliRunner().invoke(app, ["account", str(ROOT / "examples" / "mnist.json")], env={"COLUMNS": "80"})
+    printed = "\n".join(line.rstrip() for line in result.stdout.splitlines())
+    assert printed.strip() == expected.strip()
+
+
+def test_the_readmes_two_commands_are_targets() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    [commands] = blocks(ROOT / "README.md", "sh")
+    targets = re.findall(r"make (\w+)", commands)
+    assert targets == ["demo", "test"]
+    for target in targets:
+        assert re.search(rf"^{target}: \$\(INSTALLED\)", makefile, re.M)
+
+
+def test_the_readme_reads_in_two_minutes() -> None:
+    prose = re.sub(r"```.*?```", "", (ROOT / "README.md").read_text(), flags=re.S)
+    assert len(prose.split()) < 600
+
+
+def test_specs_in_the_documentation_are_valid() -> None:
+    specs = blocks(ROOT / "docs" / "account.md", "json")
+    assert specs
+    for text in specs:
+        assert Spec.parse(text).runs
+
+
+def test_the_examples_are_valid_specs() -> None:
+    examples = sorted((ROOT / "examples").glob("*.json"))
+    assert examples
+    for path in examples:
+        assert Spec.read(path).runs
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        assert (page.parent / target).exists(), target
+
+
+def test_every_verb_has_a_page_and_every_field_is_on_it() -> None:
+    verbs = [command.name or command.callback.__name__ for command in app.registered_commands if command.callback]
+    for verb in verbs:
+        assert (ROOT / "docs" / f"{verb}.md").exists()
+    text = (ROOT / "docs" / "account.md").read_text()
+    for model in (Spec, RunSpec, BlockSpec, SmoothnessSpec):
+        for field in model.model_fields:
+            assert f"`{field}`" in text, field
+
+
+def test_documentation_names_no_machine() -> None:
+    for page in PAGES:
+        assert not re.search(r"(?<![\w.])/(home|root|work|tmp)/", page.read_text())
