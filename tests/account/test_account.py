@@ -253,7 +253,8 @@ def test_the_shipped_example_shows_every_theorem_within_80_columns() -> None:
 
 
 def test_runs_of_unequal_length_show_both_alignments() -> None:
-    printed = run(spec({"blocks": [block(2)]}, {"blocks": [block(5, 1)]}, weights=[0.5, 0.5]))
+    falling = {**block(3, 1), "learning_rate": [3, 2, 1]}
+    printed = run(spec({"blocks": [block(2)]}, {"blocks": [falling]}, weights=[0.5, 0.5]))
     assert "merged_trajectory_prepended" in printed
 
 

@@ -77,6 +77,16 @@ def test_a_whole_curve_equals_its_points() -> None:
     assert np.all(np.diff(curve) > 0)
 
 
+def test_the_curve_of_a_long_run_is_never_below_the_truth() -> None:
+    """σ = 1, q = 0.01, 50 checkpoints up to 5000 steps: the setting whose speed is measured."""
+    step = sampled(1.0, 0.01)
+    counts = list(range(100, 5001, 100))
+    curve = epsilon_curve([LossDistributionProfile.of({step: n}) for n in counts], 1e-5)
+    for place in (0, 9, 29, 49):
+        truth = tilted_convolution.epsilon_bounds(1e-5, "remove", 1.0, 0.01, counts[place])
+        assert truth.lower <= curve[place] <= truth.upper + 1e-3
+
+
 def test_n_fold_equals_the_list() -> None:
     step = sampled(1.0, 0.05)
     listed = compose([LossDistributionProfile.of({step: 1})] * 6)

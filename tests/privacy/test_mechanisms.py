@@ -71,6 +71,22 @@ def test_prefixes_of_several_blocks() -> None:
     np.testing.assert_allclose(curve, [GaussianProfile(mu).epsilon(1e-5) for mu in expected[1:]], rtol=1e-9)
 
 
+def test_lists_and_arrays_are_as_good_as_tuples() -> None:
+    rates = [1.0, 2.0, 0.5]
+    given = [
+        DpSgd(
+            blocks=[StepBlock(steps=np.int64(3), noise_multiplier=np.float64(2), clip_norm=1, learning_rate=form)],
+            adjacency="replace_one",  # type: ignore[arg-type]
+            smoothness=DeclaredLipschitz(factors=form),
+        )
+        for form in (tuple(rates), rates, np.array(rates))
+    ]
+    for trained in given:
+        np.testing.assert_array_equal(trained.rates, rates)
+        np.testing.assert_array_equal(trained.lipschitz(3), rates)
+        assert hash(trained.blocks[0]) == hash(given[0].blocks[0])
+
+
 def test_a_rate_of_zero_still_counts_as_a_released_iterate() -> None:
     assert run(block(2, rate=(0.0, 1.0))).profile() == run(block(2)).profile()
 

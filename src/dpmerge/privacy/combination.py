@@ -55,12 +55,13 @@ class LinearCombination:
     share one affine update map, or is None.
     """
 
-    checkpoints: tuple[Checkpoint, ...]
-    weights: tuple[float, ...]
+    checkpoints: Sequence[Checkpoint]
+    weights: Sequence[float]
     release_noise: float = 0.0
     shared_affine: str | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "checkpoints", tuple(self.checkpoints))
         if not self.checkpoints:
             raise InvalidInput("checkpoints", [], "at least one checkpoint")
         vector = domain.simplex("weights", self.weights, len(self.checkpoints)).tolist()

@@ -61,7 +61,7 @@ class StepBlock:
     steps: int
     noise_multiplier: float
     clip_norm: float
-    learning_rate: float | tuple[float, ...]
+    learning_rate: float | Sequence[float]
     sampling_rate: float = 1.0
 
     def __post_init__(self) -> None:
@@ -69,6 +69,8 @@ class StepBlock:
         domain.magnitude("noise_multiplier", self.noise_multiplier, zero=True)
         domain.magnitude("clip_norm", self.clip_norm, zero=False)
         domain.fraction("sampling_rate", self.sampling_rate, zero=False)
+        if isinstance(self.learning_rate, Sequence | np.ndarray) and not isinstance(self.learning_rate, str):
+            object.__setattr__(self, "learning_rate", tuple(self.learning_rate))
         if isinstance(self.learning_rate, tuple):
             for position, rate in enumerate(self.learning_rate):
                 domain.magnitude(f"learning_rate[{position}]", rate, zero=True)
@@ -136,7 +138,7 @@ class DpSgd(Mechanism):
     (1.047054, 0.490591)
     """
 
-    blocks: tuple[StepBlock, ...]
+    blocks: Sequence[StepBlock]
     adjacency: Adjacency
     sampling: Sampling | None = None  # None: full batch if every sampling rate is 1, else Poisson
     steps_per_epoch: int | None = None
@@ -149,6 +151,7 @@ class DpSgd(Mechanism):
     vouched_by: str = "the run's record"
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "blocks", tuple(self.blocks))
         if not self.blocks:
             raise InvalidInput("blocks", [], "at least one block of steps")
         for name, kind in (("adjacency", Adjacency), ("clipping", Clipping)):

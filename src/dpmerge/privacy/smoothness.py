@@ -8,6 +8,7 @@ could act, a clipped total where per-example clipping is needed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -90,10 +91,12 @@ class Smoothness:
 class DeclaredLipschitz:
     """Lipschitz factors of the whole update map, stated by somebody: one number, or one for each step."""
 
-    factors: float | tuple[float, ...]
+    factors: float | Sequence[float]
     vouched_by: str | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.factors, Sequence | np.ndarray) and not isinstance(self.factors, str):
+            object.__setattr__(self, "factors", tuple(self.factors))
         values = self.factors if isinstance(self.factors, tuple) else (self.factors,)
         for value in values:
             domain.non_negative("lipschitz", value, infinite=True)
@@ -101,7 +104,7 @@ class DeclaredLipschitz:
     def per_step(self, steps: int) -> Array:
         """One factor a step."""
         if not isinstance(self.factors, tuple):
-            return np.full(steps, float(self.factors))
+            return np.full(steps, self.factors, dtype=float)
         if len(self.factors) != steps:
             raise InvalidInput("lipschitz", f"{len(self.factors)} numbers", f"one number, or {steps}: one a step")
         return np.asarray(self.factors, dtype=float)

@@ -159,7 +159,7 @@ class MixtureStep(Step):
         return None
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def _gaussian(ratio: float, rate: float, replace_one: bool, interval: float) -> tuple[LossPmf, LossPmf]:
     relation = NeighboringRelation.REPLACE_ONE if replace_one else NeighboringRelation.ADD_OR_REMOVE_ONE
     return _from_dp_accounting(
