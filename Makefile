@@ -17,7 +17,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable . --group dev
 	touch $@
 
-demo: $(INSTALLED)  ## account for a shipped example: what merging it three ways costs
+demo: $(INSTALLED)  ## account for a shipped example: what its models cost alone, drawn and averaged
 	$(BIN)/dpmerge account examples/mnist.json
 
 test: $(INSTALLED)  ## all tests, doctests included

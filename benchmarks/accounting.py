@@ -64,8 +64,6 @@ def _merges() -> Table:
     checkpoints = [dp.Checkpoint(run, run.steps) for run in runs]
     members = [run.profile() for run in runs]
     rows = np.random.default_rng(1).dirichlet([1, 1, 1], CANDIDATES)
-    chains = dp.chains(checkpoints)
-    assert chains is not None
     curves = np.array([member.renyi_divergence(dp.DEFAULT_ORDERS) for member in members])
     limit = dp.largest_mu(TARGET_EPSILON, DELTA)
     combination_peer = _peer_combination(runs, rows[:PEER_CANDIDATES])
@@ -89,7 +87,7 @@ def _merges() -> Table:
         ),
         (
             "LC ε map, hidden_state",
-            lambda: dp.gaussian_epsilon(dp.hidden_state_mus(chains, rows, 50.0), DELTA),
+            lambda: dp.gaussian_epsilon(dp.hidden_state_mus(checkpoints, rows, 50.0), DELTA),
             combination_peer,
         ),
         ("RS feasible", lambda: dp.selection_feasible(members, rows, TARGET_EPSILON, DELTA), selection_peer),

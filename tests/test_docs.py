@@ -24,10 +24,8 @@ def blocks(page: Path, language: str) -> list[str]:
 def test_the_readmes_python_runs_and_says_what_it_should() -> None:
     [code] = blocks(ROOT / "README.md", "python")
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    drawn, merged = re.findall(r"ε = (\d\.\d+)", result.stdout)
-    assert 0.49 < float(drawn) < 1.05
-    assert float(merged) < float(drawn)
-    assert "hidden_state" in result.stdout
+    comment = code.strip().splitlines()[-1]
+    assert comment == f"# {result.stdout.strip()}"
 
 
 def test_the_readme_shows_what_the_demo_prints() -> None:

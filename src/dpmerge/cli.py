@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 no such guarantee, 2 bad input. Errors are one line on sta
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections.abc import Iterator
@@ -35,11 +36,19 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def main(
-    version: Annotated[
+    version: Annotated[  # noqa: ARG001
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """A model for any privacy level, from the differentially private models you already have."""
+    _tolerate_narrow_encodings()
+
+
+def _tolerate_narrow_encodings() -> None:
+    """Print a question mark for what an old terminal cannot show, instead of failing at the first ε."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 @contextmanager
@@ -82,4 +91,6 @@ def account(
 
     from dpmerge.account.table import print_account
 
-    print_account(result, Console())
+    console = Console()
+    # A terminal narrower than the tables wraps lines; an ε with its last digits cut off would be rounded down.
+    print_account(result, Console(width=max(console.width, 80)))

@@ -16,13 +16,21 @@ class DpmergeError(Exception):
 
 
 class InvalidInput(DpmergeError, ValueError):
-    """A value outside its domain; nothing was computed from it."""
+    """A value outside its domain; nothing was computed from it.
 
-    def __init__(self, field: str, value: object, accepted: str) -> None:
+    `found` says in words what stood there, where the value itself would say too little or too much.
+    """
+
+    def __init__(self, field: str, value: object, accepted: str, *, found: str | None = None) -> None:
         self.field = field
         self.value = value
         self.accepted = accepted
-        super().__init__(f"{field}: got {_shown(value)}; accepted: {accepted}")
+        self.found = found
+        super().__init__(f"{field}: got {_shown(value) if found is None else found}; accepted: {accepted}")
+
+    def within(self, place: str) -> InvalidInput:
+        """The same error, its field named from further out."""
+        return InvalidInput(f"{place}.{self.field}", self.value, self.accepted, found=self.found)
 
 
 class NoGuarantee(DpmergeError):

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from dpmerge.account.table import shown
 from dpmerge.cli import app
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -261,6 +265,69 @@ def test_runs_of_unequal_length_show_both_alignments() -> None:
 def test_printed_figures_are_rounded_up() -> None:
     printed = run(spec({"blocks": [block()]}))
     assert "4.3772" in printed  # 4.37717809…
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (None, "–"),
+        (float("inf"), "∞"),
+        (0.0, "0.0000"),
+        (1.00001, "1.0001"),
+        (0.5, "0.5000"),
+        (2000300123.0, "2.001E+9"),
+        (1234567.0, "1.235E+6"),
+    ],
+)
+def test_figures_are_never_printed_too_small(value: float | None, expected: str) -> None:
+    assert shown(value) == expected
+
+
+def test_the_certificate_line_says_what_it_rests_on() -> None:
+    smooth = {"kind": "logistic", "feature_bound": 1, "batch_size": 10, "vouched_by": "the data team"}
+    runs = [{"blocks": [{**block(5, noise), "learning_rate": 0.1}], "smoothness": smooth} for noise in (2, 4)]
+    printed = " ".join(run(spec(*runs, weights=[0.3, 0.7])).split())
+    assert "nothing else of these runs is ever released" in printed
+    assert "not chosen by" in printed
+    assert "the data team" in printed
+    assert "the spec and its defaults" in printed
+
+
+def test_a_narrow_terminal_or_a_long_schedule_cuts_no_figure() -> None:
+    blocks = [block(1, 10 + i / 7) for i in range(12)]
+    result = CliRunner().invoke(
+        app, ["account", "-"], input=json.dumps(spec({"blocks": blocks}, weights=[1.0])), env={"COLUMNS": "40"}
+    )
+    assert "…" not in result.stdout
+    assert "10–11.6" in result.stdout
+    exact = run(spec({"blocks": blocks}), "--json")["single"][0]["epsilon"]
+    assert shown(exact) in result.stdout
+
+
+def test_missing_facts_are_all_named_with_what_would_state_them() -> None:
+    printed = run(spec({"blocks": [block(3)], "smoothness": {"kind": "logistic"}}, weights=[1.0]))
+    text = " ".join(printed.split())
+    assert "number of records bounded [give smoothness.batch_size]" in text
+    assert "features bounded [give smoothness.feature_bound]" in text
+    small = {"kind": "softmax", "feature_bound": 1, "batch_size": 9}
+    text = " ".join(run(spec({"blocks": [block(3)], "smoothness": small}, weights=[1.0])).split())
+    assert "clip norm 1, needed 1.41422" in text
+
+
+def test_an_old_terminal_gets_question_marks_instead_of_a_traceback() -> None:
+    command = [sys.executable, "-c", "from dpmerge.cli import app; app()", "account", str(EXAMPLES / "mnist.json")]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    result = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert "Certified: ? = 0.4272" in result.stdout
+
+
+def test_weight_decay_contracts_by_rate_times_batch_size() -> None:
+    """L = max(|1 − ηm|, |1 − η(β + m)|), η = learning_rate × batch_size."""
+    smooth = {"kind": "logistic", "feature_bound": 1, "batch_size": 10}
+    made = {"blocks": [{**block(30), "learning_rate": 0.1}], "smoothness": smooth, "weight_decay": 0.2}
+    declared = {"blocks": [{**block(30), "learning_rate": 0.1}], "lipschitz": 0.8, "weight_decay": 0.2}
+    figures = [run(spec(r, weights=[1.0]), "--json")["linear_combination"]["hidden_state"] for r in (made, declared)]
+    assert figures[0]["mu"] == pytest.approx(figures[1]["mu"], rel=1e-12)
 
 
 def test_help_teaches() -> None:

@@ -63,6 +63,8 @@ INVALID: dict[str, tuple[str, tuple[str, ...]]] = {
     "delta NaN": (changed("delta", to=float("nan")), ("delta: got nan", "strictly between 0 and 1")),
     "no runs": (changed("runs", to=[]), ("runs: got []", "a non-empty list of runs")),
     "runs missing": (without("runs"), ("runs: got", "a non-empty list of runs")),
+    "a run that is a list": (changed("runs", 0, to=[]), ("runs[0]: got []", "an object with blocks, sampling")),
+    "a block that is a number": (changed(*FIRST, to=3), ("runs[0].blocks[0]: got 3", "an object with steps")),
     "no blocks": (changed("runs", 0, "blocks", to=[]), ("runs[0].blocks: got []", "non-empty")),
     "steps zero": (changed(*FIRST, "steps", to=0), ("runs[0].blocks[0].steps: got 0", "an integer ≥ 1")),
     "steps fractional": (changed(*FIRST, "steps", to=2.5), ("blocks[0].steps: got 2.5", "an integer")),
@@ -91,7 +93,7 @@ INVALID: dict[str, tuple[str, tuple[str, ...]]] = {
     "sampling unknown": (changed("runs", 0, "sampling", to="bernoulli"), ("runs[0].sampling: got", "shuffled")),
     "full batch that samples": (
         changed("runs", 0, to={"blocks": [{**BLOCK, "sampling_rate": 0.5}], "sampling": "full_batch"}),
-        ("runs[0].sampling_rate: got 0.5", "poisson to sample"),
+        ("runs[0].blocks[0].sampling_rate: got 0.5", "only poisson ones have a rate"),
     ),
     "shuffled without an epoch": (
         changed("runs", 0, "sampling", to="shuffled"),
@@ -146,7 +148,10 @@ INVALID: dict[str, tuple[str, tuple[str, ...]]] = {
     "order one": (changed("rdp_orders", to=[1, 2]), ("rdp_orders: got", "> 1")),
     "order NaN": (changed("rdp_orders", to=[2, float("nan")]), ("rdp_orders[1]: got nan", "> 1")),
     "weights too few": (changed("weights", to=[1.0]), ("weights: got [1.0]", "2 numbers ≥ 0 that sum to 1")),
-    "weights off the simplex": (changed("weights", to=[0.5, 0.5001]), ("weights: got [0.5, 0.5001]", "sum to 1")),
+    "weights off the simplex": (
+        changed("weights", to=[0.5, 0.5001]),
+        ("weights: got [0.5, 0.5001], which sum to 1.0001", "sum to 1"),
+    ),
     "weights barely off": (changed("weights", to=[0.5, 0.5 + 3e-9]), ("weights: got", "within 1e-09")),
     "weights negative": (changed("weights", to=[1.5, -0.5]), ("weights: got [1.5, -0.5]", "≥ 0")),
     "weights NaN": (changed("weights", to=[0.5, float("nan")]), ("weights[1]: got nan", "≥ 0")),
@@ -180,7 +185,7 @@ def test_the_spec_they_are_made_from_is_good(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["account", str(tmp_path / "none.json")])
     assert result.exit_code == 2
-    assert "none.json: got 'No such file or directory'; accepted: a readable JSON file" in result.stderr
+    assert "none.json: got an error: No such file or directory; accepted: a readable JSON file" in result.stderr
 
 
 def test_a_folder_instead_of_a_file(tmp_path: Path) -> None:

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from dpmerge.privacy import hidden_state_mus, linear_mus
-from dpmerge.privacy.hidden_state import Chain, best_shifts, priced
+from dpmerge.privacy.hidden_state import Chain, best_shifts, chain_mus, linear_chain_mus, priced
 from oracle import affine_chains, hidden_state_qp, hidden_state_shifts, hidden_state_taut
 
 factors = st.one_of(st.floats(0.3, 1.6), st.sampled_from([0.0, 0.5, 0.9, 1.0, 1.0, 1.05, 3.0]))
@@ -39,7 +38,7 @@ def lists(chains: list[Chain]) -> tuple[list[list[float]], ...]:
 def test_equals_fifty_digits(case: tuple[list[Chain], np.ndarray, float]) -> None:
     chains, weights, tau = case
     truth = float(hidden_state_taut.exact_mu(*lists(chains), weights.tolist(), tau))
-    mu = hidden_state_mus(chains, [weights], tau)[0]
+    mu = chain_mus(chains, [weights], tau)[0]
     assert mu == pytest.approx(truth, rel=1e-9)
     assert mu >= truth * (1 - 1e-13)
 
@@ -49,13 +48,13 @@ def test_equals_fifty_digits(case: tuple[list[Chain], np.ndarray, float]) -> Non
 def test_equals_the_quadratic_program(case: tuple[list[Chain], np.ndarray, float]) -> None:
     chains, weights, tau = case
     expected = hidden_state_qp.optimal_mu(*lists(chains), weights.tolist(), tau)
-    assert hidden_state_mus(chains, [weights], tau)[0] == pytest.approx(expected, rel=1e-6)
+    assert chain_mus(chains, [weights], tau)[0] == pytest.approx(expected, rel=1e-6)
 
 
 @given(programs(), st.integers(0, 2**32 - 1))
 def test_no_feasible_shifts_prove_less(case: tuple[list[Chain], np.ndarray, float], seed: int) -> None:
     chains, weights, tau = case
-    mu = hidden_state_mus(chains, [weights], tau)[0]
+    mu = chain_mus(chains, [weights], tau)[0]
     rng = np.random.default_rng(seed)
     for _ in range(5):
         shifts = hidden_state_shifts.random_shifts(rng, *lists(chains), weights.tolist())
@@ -70,7 +69,7 @@ def test_the_shifts_are_a_proof(case: tuple[list[Chain], np.ndarray, float]) -> 
     shifts = best_shifts(chains, weights, tau)
     projected = hidden_state_shifts.project([s.tolist() for s in shifts], *lists(chains), weights.tolist())
     proved = hidden_state_shifts.evaluate(projected, *lists(chains), weights.tolist(), tau)
-    mu = hidden_state_mus(chains, [weights], tau)[0]
+    mu = chain_mus(chains, [weights], tau)[0]
     assert proved == pytest.approx(mu, rel=1e-8)
     assert priced(chains, weights, tau, shifts) == pytest.approx(mu, rel=1e-8)
 
@@ -81,7 +80,7 @@ def test_any_shifts_are_projected_to_a_proof(case: tuple[list[Chain], np.ndarray
     chains, weights, tau = case
     rng = np.random.default_rng(seed)
     nonsense = [rng.normal(0, 10, chain.shift.size) for chain in chains]
-    assert priced(chains, weights, tau, nonsense) >= hidden_state_mus(chains, [weights], tau)[0] * (1 - 1e-9)
+    assert priced(chains, weights, tau, nonsense) >= chain_mus(chains, [weights], tau)[0] * (1 - 1e-9)
 
 
 @given(programs())
@@ -96,8 +95,8 @@ def test_never_below_the_exact_value_of_linear_losses(case: tuple[list[Chain], n
         1.0,
         tau,
     )
-    assert linear_mus(chains, [weights], tau)[0] == pytest.approx(exact, rel=1e-10)
-    mu = hidden_state_mus(chains, [weights], tau)[0]
+    assert linear_chain_mus(chains, [weights], tau)[0] == pytest.approx(exact, rel=1e-10)
+    mu = chain_mus(chains, [weights], tau)[0]
     assert mu >= exact * (1 - 1e-9)
     if hidden_state_shifts.linear_check(*lists(chains), weights.tolist(), tau):
         assert mu == pytest.approx(exact, rel=1e-9)
@@ -112,10 +111,10 @@ def test_unbounded_factors_give_the_last_step_theorem(case: tuple[list[Chain], n
     expected = np.sqrt(earlier + moved**2 / variance)
     for factor in (np.inf, 1e30):
         stretched = [Chain(c.shift, c.noise, np.full(c.shift.size, factor)) for c in chains]
-        assert hidden_state_mus(stretched, [weights], tau)[0] == pytest.approx(expected, rel=1e-9)
+        assert chain_mus(stretched, [weights], tau)[0] == pytest.approx(expected, rel=1e-9)
         shifts = best_shifts(stretched, weights, tau)
         assert priced(stretched, weights, tau, shifts) == pytest.approx(expected, rel=1e-9)
-    assert hidden_state_mus(chains, [weights], tau)[0] <= expected * (1 + 1e-9)
+    assert chain_mus(chains, [weights], tau)[0] <= expected * (1 + 1e-9)
 
 
 @given(programs(), st.integers(0, 2), st.floats(1, 3))
@@ -124,7 +123,7 @@ def test_monotone_in_the_lipschitz_factor(case: tuple[list[Chain], np.ndarray, f
     assume(which < len(chains))
     larger = list(chains)
     larger[which] = Chain(chains[which].shift, chains[which].noise, chains[which].lipschitz * by)
-    before, after = (hidden_state_mus(c, [weights], tau)[0] for c in (chains, larger))
+    before, after = (chain_mus(c, [weights], tau)[0] for c in (chains, larger))
     assert after >= before * (1 - 1e-9)
 
 
@@ -133,17 +132,17 @@ def test_monotone_in_release_noise_and_in_noise(
     case: tuple[list[Chain], np.ndarray, float], more: float, scale: float
 ) -> None:
     chains, weights, tau = case
-    mu = hidden_state_mus(chains, [weights], tau)[0]
-    assert hidden_state_mus(chains, [weights], tau + more)[0] <= mu * (1 + 1e-9)
+    mu = chain_mus(chains, [weights], tau)[0]
+    assert chain_mus(chains, [weights], tau + more)[0] <= mu * (1 + 1e-9)
     quieter = [Chain(c.shift, c.noise * scale, c.lipschitz) for c in chains]
-    assert hidden_state_mus(quieter, [weights], tau)[0] <= mu * (1 + 1e-9)
+    assert chain_mus(quieter, [weights], tau)[0] <= mu * (1 + 1e-9)
 
 
 @given(programs())
 def test_permuting_runs_changes_nothing(case: tuple[list[Chain], np.ndarray, float]) -> None:
     chains, weights, tau = case
-    there = hidden_state_mus(chains, [weights], tau)[0]
-    back = hidden_state_mus(chains[::-1], [weights[::-1]], tau)[0]
+    there = chain_mus(chains, [weights], tau)[0]
+    back = chain_mus(chains[::-1], [weights[::-1]], tau)[0]
     assert there == pytest.approx(back, rel=1e-12)
 
 
@@ -151,8 +150,8 @@ def test_permuting_runs_changes_nothing(case: tuple[list[Chain], np.ndarray, flo
 def test_a_run_of_weight_zero_does_not_count(case: tuple[list[Chain], np.ndarray, float]) -> None:
     chains, weights, tau = case
     noiseless = Chain(np.ones(3), np.zeros(3), np.ones(3))
-    alone = hidden_state_mus(chains, [weights], tau)[0]
-    beside = hidden_state_mus([*chains, noiseless], [[*weights, 0.0]], tau)[0]
+    alone = chain_mus(chains, [weights], tau)[0]
+    beside = chain_mus([*chains, noiseless], [[*weights, 0.0]], tau)[0]
     assert beside == pytest.approx(alone, rel=1e-12)
 
 
@@ -163,7 +162,7 @@ def test_one_run_is_the_published_bound(c: float, steps: int) -> None:
     k, sigma = 2.0, 7.0
     chain = Chain(np.full(steps, k), np.full(steps, sigma), np.full(steps, c))
     published = np.sqrt((1 - c**steps) / (1 + c**steps) * (1 + c) / (1 - c)) * k / sigma
-    mu = hidden_state_mus([chain], [[1.0]])[0]
+    mu = chain_mus([chain], [[1.0]])[0]
     if c <= 1:
         assert mu == pytest.approx(published, rel=1e-10)
     else:
@@ -175,12 +174,12 @@ def test_many_weights_and_release_noises_at_once() -> None:
     rates = np.linspace(4, 0.2, 20)
     chains = [Chain(2 * rates, sigma * rates, np.full(20, L)) for sigma, L in ((64, 1.0), (32, 0.97), (16, 1.02))]
     rows = rng.dirichlet([1, 1, 1], 70_000)
-    many = hidden_state_mus(chains, rows, 50.0)
+    many = chain_mus(chains, rows, 50.0)
     for place in rng.integers(0, rows.shape[0], 30):
         one = priced(chains, rows[place], 50.0, best_shifts(chains, rows[place], 50.0))
         assert many[place] == pytest.approx(one, rel=1e-10)
     taus = np.geomspace(0.1, 1e4, 50)
-    along = hidden_state_mus(chains, [0.5, 0.3, 0.2], taus)
+    along = chain_mus(chains, [0.5, 0.3, 0.2], taus)
     assert along.shape == (50,)
     assert np.all(np.diff(along) <= 1e-12)
 
@@ -188,15 +187,15 @@ def test_many_weights_and_release_noises_at_once() -> None:
 def test_runs_without_noise() -> None:
     noiseless = Chain(np.ones(5), np.zeros(5), np.full(5, 0.9))
     noisy = Chain(np.ones(5), np.full(5, 3.0), np.full(5, 0.9))
-    alone = hidden_state_mus([noiseless], [[1.0]], [0.0, 2.0])
+    alone = chain_mus([noiseless], [[1.0]], [0.0, 2.0])
     assert alone[0] == np.inf
     assert alone[1] == pytest.approx(sum(0.9**t for t in range(5)) / 2.0)
     shifts = best_shifts([noiseless, noisy], np.array([0.1, 0.9]), 1.0)
-    mu = hidden_state_mus([noiseless, noisy], [[0.1, 0.9]], 1.0)[0]
+    mu = chain_mus([noiseless, noisy], [[0.1, 0.9]], 1.0)[0]
     assert priced([noiseless, noisy], np.array([0.1, 0.9]), 1.0, shifts) == pytest.approx(mu, rel=1e-12)
     first_only = Chain(np.ones(3), np.array([0.0, 1.0, 1.0]), np.ones(3))
     reference = hidden_state_taut.exact_mu([[1, 1, 1]], [[0, 1, 1]], [[1, 1, 1]], [1.0], 0.5)
-    assert hidden_state_mus([first_only], [[1.0]], 0.5)[0] == pytest.approx(float(reference), rel=1e-12)
+    assert chain_mus([first_only], [[1.0]], 0.5)[0] == pytest.approx(float(reference), rel=1e-12)
 
 
 @pytest.mark.parametrize("factor", [1.2, 2.0, 50.0])
@@ -205,6 +204,6 @@ def test_long_expanding_runs_stay_proved(factor: float, monkeypatch: pytest.Monk
     monkeypatch.setattr(hidden_state_taut, "DIGITS", 300)
     steps = 60
     chain = Chain(np.full(steps, 1.0), np.geomspace(1, 30, steps), np.full(steps, factor))
-    mu = hidden_state_mus([chain], [[1.0]], 5.0)[0]
+    mu = chain_mus([chain], [[1.0]], 5.0)[0]
     truth = float(hidden_state_taut.exact_mu(*lists([chain]), [1.0], 5.0))
     assert truth * (1 - 1e-12) <= mu <= truth * 1.02

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from dp_accounting import NeighboringRelation
+from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 
 from dpmerge.errors import DeltaOutOfReach
 from dpmerge.privacy import GaussianProfile, LossDistributionProfile, compose
@@ -53,6 +55,41 @@ def test_convolved_gaussians_against_their_closed_form(sigma: float, steps: int)
     assert forced.epsilon(1e-5) == pytest.approx(exact.epsilon(1e-5), rel=1e-4)
     points = np.linspace(0, exact.epsilon(1e-12), 300)
     assert np.all(forced.deltas(points)[0] >= exact.deltas(points)[0] * (1 - 1e-10))
+
+
+@pytest.mark.parametrize(("sigma", "q"), [(1.0, 0.01), (0.5, 0.004), (20.0, 0.5), (2.0, 1.0), (1.0, 0.999), (0.1, 0.2)])
+@pytest.mark.parametrize("replace_one", [False, True])
+def test_single_steps_are_those_of_dp_accounting(sigma: float, q: float, replace_one: bool) -> None:
+    """Our divergences are evaluated at once and in closed form; the distributions are the same."""
+    relation = NeighboringRelation.REPLACE_ONE if replace_one else NeighboringRelation.ADD_OR_REMOVE_ONE
+    theirs = from_gaussian_mechanism(
+        sigma, sampling_prob=q, value_discretization_interval=1e-3, neighboring_relation=relation
+    )
+    ours = sampled(sigma, q, replace_one).pmfs(1e-3)
+    for mine, pmf in zip(ours, (theirs._pmf_remove, theirs._pmf_add), strict=True):
+        dense = pmf.to_dense_pmf()
+        assert mine.first == dense._lower_loss
+        np.testing.assert_allclose(mine.probabilities, dense._probs, atol=1e-11)
+        assert mine.infinity == pytest.approx(dense._infinity_mass, abs=1e-20)
+
+
+@pytest.mark.parametrize("relation", ["remove", "add", "replace_one"])
+def test_divergences_of_one_step_by_quadrature(relation: str) -> None:
+    from dpmerge.privacy import steps
+
+    function = {"remove": steps._removal_delta, "add": steps._addition_delta, "replace_one": steps._replacement_delta}
+    for sigma, q in ((1.0, 0.01), (0.7, 0.3), (5.0, 0.9), (2.0, 0.001)):
+        for epsilon in (-0.5, -0.005, 0.0, 0.004, 0.1, 1.0):
+            truth = tilted_convolution.one_step_delta(epsilon, relation, sigma, q)  # type: ignore[arg-type]
+            computed = float(function[relation](np.array([epsilon]), 1 / sigma, q)[0])
+            assert computed == pytest.approx(truth, rel=1e-8, abs=1e-15)
+
+
+def test_a_noise_schedule_does_not_take_minutes() -> None:
+    steps = {sampled(float(sigma), 0.01): 5 for sigma in np.geomspace(2, 0.8, 40)}
+    profile = LossDistributionProfile.of(steps)
+    weakest = LossDistributionProfile.of({sampled(0.8, 0.01): 200})
+    assert 0 < profile.epsilon(1e-5) < weakest.epsilon(1e-5)
 
 
 def test_reference_points() -> None:

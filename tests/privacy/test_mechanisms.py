@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -31,12 +32,17 @@ from dpmerge.privacy import (
     SelectionProfile,
     Smoothness,
     StepBlock,
+    compose,
     merged_trajectory,
 )
 from dpmerge.privacy.steps import PoissonStep
 from oracle import renyi_quadrature, tilted_convolution, trajectory_convolution
 
 BOTH = list(Adjacency)
+
+
+def run_with(**facts: Any) -> DpSgd:
+    return DpSgd(adjacency=Adjacency.REPLACE_ONE, **facts)
 
 
 def block(steps: int = 4, noise: float = 2.0, rate: Any = 1.0, q: float = 1.0) -> StepBlock:
@@ -85,6 +91,31 @@ def test_lists_and_arrays_are_as_good_as_tuples() -> None:
         np.testing.assert_array_equal(trained.rates, rates)
         np.testing.assert_array_equal(trained.lipschitz(3), rates)
         assert hash(trained.blocks[0]) == hash(given[0].blocks[0])
+
+
+def test_generators_are_not_lost() -> None:
+    """A sequence that can be read only once must not look empty the second time."""
+    trained = DpSgd(blocks=(block() for _ in range(3)), adjacency="replace_one")  # type: ignore[arg-type]
+    assert trained.steps == 12
+    assert compose(p for p in (GaussianProfile(3.0), GaussianProfile(4.0))) == GaussianProfile(5.0)
+    drawn = SelectionProfile((p for p in (GaussianProfile(1.0), GaussianProfile(2.0))), (0.5, 0.5))  # type: ignore[arg-type]
+    assert len(drawn.members) == 2
+    merged = LinearCombination.of_runs((run() for _ in range(2)), (w for w in (0.5, 0.5)))
+    assert len(merged.checkpoints) == 2
+
+
+def test_numpy_integers_are_steps() -> None:
+    assert run().profile(upto=np.int64(3)) == run().profile(upto=3)
+    np.testing.assert_allclose(run().prefix_epsilons(1e-5, np.arange(1, 5)), run().prefix_epsilons(1e-5))
+
+
+def test_all_prefixes_of_a_long_sampled_run_fit_in_memory() -> None:
+    tracemalloc.start()
+    curve = run(block(400, 4.0, q=0.01), adjacency="add_remove").prefix_epsilons(1e-5)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert curve.shape == (400,)
+    assert peak < 300e6
 
 
 def test_a_rate_of_zero_still_counts_as_a_released_iterate() -> None:
@@ -286,10 +317,13 @@ INVALID: dict[str, tuple[Any, str]] = {
     "a negative rate": (lambda: block(2, rate=(1.0, -1.0)), "learning_rate\\[1\\]: got -1.0"),
     "a vanishing rate": (lambda: block(rate=1e-200), "learning_rate: got 1e-200"),
     "sampling rate zero": (lambda: block(q=0.0), "sampling_rate: got 0.0; accepted: a number in \\(0, 1\\]"),
-    "full batch that samples": (lambda: run(block(q=0.5), sampling="full_batch"), "sampling_rate: got 0.5"),
+    "full batch that samples": (
+        lambda: run(block(q=0.5), sampling="full_batch"),
+        "blocks\\[0\\].sampling_rate: got 0.5",
+    ),
     "shuffled that samples": (
         lambda: run(block(q=0.5), sampling="shuffled", steps_per_epoch=2),
-        "sampling_rate: got 0.5",
+        "blocks\\[0\\].sampling_rate: got 0.5",
     ),
     "shuffled without epochs": (lambda: run(sampling="shuffled"), "steps_per_epoch: got None"),
     "epochs without shuffling": (lambda: run(steps_per_epoch=2), "steps_per_epoch: got 2"),
@@ -311,6 +345,20 @@ INVALID: dict[str, tuple[Any, str]] = {
         "smoothness.feature_bound: got -1.0",
     ),
     "no records": (lambda: Smoothness(kind="logistic", records=0), "smoothness.records: got 0"),
+    "one block instead of a list": (lambda: run_with(blocks=block()), "blocks: got one StepBlock; accepted: a list"),
+    "a number as block": (lambda: run_with(blocks=[3]), "blocks\\[0\\]: got a int; accepted: a StepBlock"),
+    "text as optimizer": (lambda: run(optimizer="adam"), "optimizer: got a str; accepted: an Optimizer"),
+    "a dictionary as smoothness": (lambda: run(smoothness={}), "smoothness: got a dict; accepted: a Smoothness"),
+    "a run as ancestry": (lambda: run(ancestry=run()), "ancestry: got a DpSgd; accepted: a Checkpoint"),
+    "text as truth": (lambda: run(flat_clipping="no"), "flat_clipping: got 'no'; accepted: True or False"),
+    "text as nesterov": (lambda: Optimizer(nesterov="false"), "nesterov: got 'false'"),  # type: ignore[arg-type]
+    "a run among profiles": (lambda: compose([run()]), "profiles\\[0\\]: got a DpSgd; accepted: a profile"),  # type: ignore[list-item]
+    "a run to select": (lambda: SelectionProfile((run(),), (1.0,)), "members\\[0\\]: got a DpSgd"),  # type: ignore[arg-type]
+    "a run as checkpoint": (
+        lambda: LinearCombination(checkpoints=[run()], weights=[1.0]),  # type: ignore[list-item]
+        "checkpoints\\[0\\]: got a DpSgd; accepted: a Checkpoint",
+    ),
+    "negative divisor": (lambda: Smoothness(kind="logistic", divisor=-1.0), "smoothness.divisor: got -1.0"),
     "negative momentum": (lambda: Optimizer(momentum=-0.5), "momentum: got -0.5"),
     "dampening above one": (lambda: Optimizer(dampening=1.5), "dampening: got 1.5"),
     "a step beyond the run": (lambda: run().profile(upto=5), "step of run: got 5; accepted: an integer from 0 to 4"),

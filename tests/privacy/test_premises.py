@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpmerge.errors import InvalidInput
+from dpmerge.errors import InvalidInput, NoGuarantee
 from dpmerge.privacy import (
     Adjacency,
     ApproximateDp,
@@ -19,10 +19,12 @@ from dpmerge.privacy import (
     Optimizer,
     Smoothness,
     hidden_state,
+    hidden_state_mus,
     joint_release,
     joint_release_mus,
     last_step,
     last_step_mus,
+    linear_mus,
     merged_trajectory,
     merged_trajectory_mus,
 )
@@ -82,7 +84,7 @@ def test_when_the_merged_trajectory_certifies(name: str) -> None:
     assert bound.mu is not None, "the paper's number is there whether or not it is a proof"
     assert failing(bound) == ([] if expected else ["update_bounded_for_any_two_hidden_states"])
     if shared and expected:
-        assert "somebody" in bound.premises[-1].vouched_by
+        assert any("somebody" in premise.vouched_by for premise in bound.premises)
 
 
 def test_checkpoints_of_one_run_count_once_at_the_latest() -> None:
@@ -118,12 +120,20 @@ def test_imported_models_join_by_joint_release_only() -> None:
 
 
 SMOOTH = {
-    "logistic": (Smoothness(kind="logistic", feature_bound=2.0, records=100), 1.0, 1.0),
-    "squared": (Smoothness(kind="squared", feature_bound=1.0, records=100), 1.0, 1.0),
-    "huber": (Smoothness(kind="huber", feature_bound=1.0, records=100), 1.0, 1.0),
-    "softmax": (Smoothness(kind="softmax", feature_bound=0.7, records=100), 0.245, 1.0),
-    "squared without the half": (Smoothness(kind="squared", feature_bound=1.0, beta=2.0, records=100), 2.0, 1.0),
-    "a smaller beta is not believed": (Smoothness(kind="squared", feature_bound=1.0, beta=0.1, records=100), 1.0, 1.0),
+    "logistic": (Smoothness(kind="logistic", feature_bound=2.0, records=100, divisor=100), 1.0, 1.0),
+    "squared": (Smoothness(kind="squared", feature_bound=1.0, records=100, divisor=100), 1.0, 1.0),
+    "huber": (Smoothness(kind="huber", feature_bound=1.0, records=100, divisor=100), 1.0, 1.0),
+    "softmax": (Smoothness(kind="softmax", feature_bound=0.7, records=100, divisor=100), 0.245, 1.0),
+    "squared without the half": (
+        Smoothness(kind="squared", feature_bound=1.0, beta=2.0, records=100, divisor=100),
+        2.0,
+        1.0,
+    ),
+    "a smaller beta is not believed": (
+        Smoothness(kind="squared", feature_bound=1.0, beta=0.1, records=100, divisor=100),
+        1.0,
+        1.0,
+    ),
 }
 
 
@@ -141,8 +151,114 @@ def test_lipschitz_factors_of_convex_losses(name: str, rate: float, decay: float
     assert hidden_state(LinearCombination.of_runs([run], [1.0])).certifies
 
 
+@pytest.mark.parametrize("kind", ["logistic", "declared"])
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_a_looser_bound_on_the_records_never_costs_less(kind: str, decay: float) -> None:
+    """Weight decay shrinks by the learning rate, whatever the number of records is bounded by."""
+
+    def mu(records: int) -> float:
+        facts = Smoothness(kind=kind, feature_bound=1.0, beta=0.3, records=records, divisor=10_000)  # type: ignore[arg-type]
+        runs = [
+            sgd([1e-4] * 50, noise, adjacency="add_remove", smoothness=facts, optimizer=Optimizer(weight_decay=decay))
+            for noise in (20.0, 5.0)
+        ]
+        found = hidden_state(LinearCombination.of_runs(runs, [0.7, 0.3], release_noise=0.001)).mu
+        assert found is not None
+        return found
+
+    found = [mu(records) for records in (5_000, 10_000, 20_000, 30_000, 200_000)]
+    assert found == sorted(found)
+
+
+def test_weight_decay_needs_the_divisor() -> None:
+    facts = Smoothness(kind="logistic", feature_bound=1.0, records=100)
+    run = sgd([0.01] * 3, smoothness=facts, optimizer=Optimizer(weight_decay=0.1))
+    bound = hidden_state(LinearCombination.of_runs([run], [1.0]))
+    assert bound.profile is None
+    assert failing(bound) == ["divisor_known_for_weight_decay"]
+    assert hidden_state(LinearCombination.of_runs([sgd([0.01] * 3, smoothness=facts)], [1.0])).certifies
+
+
+def test_merged_theorems_cover_one_release_only() -> None:
+    combination = LinearCombination.of_runs([sgd(smoothness=DeclaredLipschitz(factors=1.0))], [1.0])
+    for theorem in (last_step, merged_trajectory, hidden_state):
+        assert "nothing_else_of_these_runs_is_ever_released" in [p.name for p in theorem(combination).premises]
+    assert "nothing_else_of_these_runs_is_ever_released" not in [p.name for p in joint_release(combination).premises]
+
+
+def test_a_failing_premise_is_vouched_for_by_nobody() -> None:
+    bound = last_step(LinearCombination.of_runs([sgd(optimizer=Optimizer(name="Adam"))], [1.0]))
+    assert [p.vouched_by for p in bound.premises if not p.holds] == ["nobody: contradicted by the run's record"]
+
+
+@pytest.mark.parametrize("claim", [True, False, "", 1])
+def test_a_shared_affine_map_needs_somebody_who_vouches(claim: Any) -> None:
+    with pytest.raises(InvalidInput, match="shared_affine: got .*; accepted: None, or the name of who vouches"):
+        LinearCombination.of_runs([sgd([1.0] * 2)], [1.0], shared_affine=claim)
+
+
+GUARDED = {
+    "hidden_state_mus, poisson": (
+        hidden_state_mus,
+        lambda: sampled(3, smoothness=DeclaredLipschitz(factors=1.0)),
+        "full_batch",
+    ),
+    "hidden_state_mus, momentum": (
+        hidden_state_mus,
+        lambda: sgd([1.0] * 3, smoothness=DeclaredLipschitz(factors=1.0), optimizer=Optimizer(momentum=0.9)),
+        "sgd_without_momentum",
+    ),
+    "hidden_state_mus, small clip norm": (
+        hidden_state_mus,
+        lambda: sgd([1.0] * 3, smoothness=Smoothness(kind="softmax", feature_bound=1.0, records=3)),
+        "clip_norm_at_least_sqrt2_feature_bound",
+    ),
+    "last_step_mus, adam": (
+        last_step_mus,
+        lambda: sgd(optimizer=Optimizer(name="adam")),
+        "last_update_linear_in_its_gradient",
+    ),
+    "last_step_mus, poisson": (last_step_mus, sampled, "full_batch"),
+    "last_step_mus, descendant": (
+        last_step_mus,
+        lambda: sgd(ancestry=Checkpoint(sgd(), 1)),
+        "start_independent_of_private_data",
+    ),
+    "joint_release_mus, poisson": (joint_release_mus, sampled, "full_batch"),
+}
+
+
+@pytest.mark.parametrize("name", GUARDED)
+def test_many_at_once_refuse_what_one_at_a_time_refuses(name: str) -> None:
+    function, build, premise = GUARDED[name]
+    with pytest.raises(NoGuarantee, match=premise):
+        function([build()], [[1.0]])
+
+
+OFF_SIMPLEX = {"too small": [0.1], "too large": [5.0], "negative": [-1.0], "NaN": [float("nan")], "vanishing": [1e-200]}
+
+
+@pytest.mark.parametrize("name", OFF_SIMPLEX)
+@pytest.mark.parametrize(
+    "function", [hidden_state_mus, joint_release_mus, last_step_mus, merged_trajectory_mus, linear_mus]
+)
+def test_many_at_once_refuse_weights_off_the_simplex(name: str, function: Any) -> None:
+    run = sgd([1.0] * 3, smoothness=DeclaredLipschitz(factors=1.0))
+    with pytest.raises(InvalidInput, match="weights\\[1\\]: got .*which sum to"):
+        function([run], [[1.0], OFF_SIMPLEX[name]])
+
+
+def test_many_at_once_say_what_they_want() -> None:
+    with pytest.raises(InvalidInput, match="candidates\\[0\\]: got a GaussianProfile; accepted: a checkpoint"):
+        joint_release_mus([sgd().profile()], [[1.0]])  # type: ignore[list-item]
+    with pytest.raises(InvalidInput, match="candidates: got \\[\\]; accepted: at least one"):
+        joint_release_mus([], [[]])
+    with pytest.raises(InvalidInput, match="release_noise"):
+        hidden_state_mus([sgd(smoothness=DeclaredLipschitz(factors=1.0))], [[1.0]], -1.0)
+
+
 def test_declared_smoothness_is_not_assumed_convex() -> None:
-    facts = Smoothness(kind="declared", beta=0.5, records=100)
+    facts = Smoothness(kind="declared", beta=0.5, records=100, divisor=100)
     run = sgd([0.01], smoothness=facts, optimizer=Optimizer(weight_decay=0.2))
     np.testing.assert_allclose(run.lipschitz(1), abs(1 - 0.2) + 0.5)
 
@@ -272,5 +388,5 @@ def test_bad_weight_rows_are_refused() -> None:
     with pytest.raises(InvalidInput, match="alignment: got 'centred'; accepted: appended, prepended, best"):
         merged_trajectory_mus(checkpoints, [[0.5, 0.5]], "centred")  # type: ignore[arg-type]
     imported = Checkpoint(NonPrivate(adjacency=Adjacency.REPLACE_ONE, label="baseline"), 1)
-    with pytest.raises(InvalidInput, match="baseline: got 'NonPrivate'; accepted: a run whose steps are known"):
-        last_step_mus([imported], [[1.0]])
+    with pytest.raises(InvalidInput, match="baseline: got a NonPrivate; accepted: a run whose steps are known"):
+        merged_trajectory_mus([imported], [[1.0]])

@@ -115,8 +115,6 @@ def test_hidden_state(hidden_state_values: list[dict[str, Any]], number: int) ->
     assert bound.epsilon(case["delta"]) == close(case["epsilon"], 1e-6)
     assert dp.last_step(combination).mu == close(case["mu_last_step"])
     assert dp.joint_release(combination).mu == close(case["mu_joint"])
-    chains = dp.chains(combination.checkpoints)
-    assert chains is not None
     tau = case["release_noise"]
-    assert dp.hidden_state_mus(chains, [case["weights"]], tau)[0] == close(case["mu"], 1e-6)
-    assert dp.linear_mus(chains, [case["weights"]], tau)[0] == close(case["mu_if_linear"], 1e-6)
+    assert dp.hidden_state_mus(runs, [case["weights"]], tau)[0] == close(case["mu"], 1e-6)
+    assert dp.linear_mus(runs, [case["weights"]], tau)[0] == close(case["mu_if_linear"], 1e-6)

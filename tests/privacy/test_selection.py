@@ -160,7 +160,7 @@ BAD_PROBABILITIES = {
 @pytest.mark.parametrize("name", BAD_PROBABILITIES)
 def test_probabilities_off_the_simplex_are_refused(name: str) -> None:
     members = (GaussianProfile(1.0), GaussianProfile(2.0))
-    with pytest.raises(InvalidInput, match="probabilities: got .*; accepted: .*2 numbers ≥ 0"):
+    with pytest.raises(InvalidInput, match="probabilities.*: got .*; accepted: .*2 numbers ≥ 0"):
         SelectionProfile(members, BAD_PROBABILITIES[name])
     with pytest.raises(InvalidInput, match="probabilities"):
         selection_epsilons(members, [BAD_PROBABILITIES[name]], 1e-5)

@@ -6,7 +6,6 @@ proof for these runs. The paper's numbers appear whether or not they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,10 +74,11 @@ class Account:
 def account(spec: Spec) -> Account:
     """Account for each run, and for the selection and the combination the spec asks about."""
     runs, orders, delta = spec.mechanisms(), spec.orders(), spec.delta
-    single = tuple(_figures(_own_profile(run), delta, orders) for run in runs)
+    profiles = [_own_profile(run) for run in runs]
+    single = tuple(_figures(profile, delta, orders) for profile in profiles)
     selection = None
     if spec.probabilities is not None:
-        selection = _figures(_selection(runs, spec.probabilities), delta, orders)
+        selection = _figures(_selection(profiles, spec.probabilities), delta, orders)
     combination, best = None, None
     if spec.weights is not None:
         merge = LinearCombination.of_runs(
@@ -88,37 +88,34 @@ def account(spec: Spec) -> Account:
             shared_affine="the spec (shared_affine)" if spec.shared_affine else None,
         )
         bounds = {name: theorem(merge) for name, theorem in THEOREMS.items()}
-        combination = {
-            name: (bounds[name], _figures(_given(bounds[name].profile), delta, orders)) for name in SHOWN_THEOREMS
-        }
+        combination = {name: (bounds[name], _figures(bounds[name].profile, delta, orders)) for name in SHOWN_THEOREMS}
         best = tightest(list(bounds.values()), delta)
     return Account(spec, single, selection, combination, best)
 
 
-Source = Callable[[], PrivacyProfile | None]
-
-
-def _given(profile: PrivacyProfile | None) -> Source:
-    return lambda: profile
-
-
-def _own_profile(run: DpSgd) -> Source:
-    return run.profile
-
-
-def _selection(runs: list[DpSgd], probabilities: list[float]) -> Source:
-    chosen = [(run, p) for run, p in zip(runs, probabilities, strict=True) if p > 0]
-    total = sum(p for _, p in chosen)
-    return lambda: SelectionProfile(tuple(run.profile() for run, _ in chosen), tuple(p / total for _, p in chosen))
-
-
-def _figures(source: Source, delta: float, orders: Array) -> Figures:
+def _own_profile(run: DpSgd) -> PrivacyProfile | NoGuarantee:
     try:
-        profile = source()
+        return run.profile()
     except NoGuarantee as reason:
-        return Figures(None, None, None, None, str(reason))
-    if profile is None:
-        return Figures(None, None, None, None)
+        return reason
+
+
+def _selection(
+    profiles: list[PrivacyProfile | NoGuarantee], probabilities: list[float]
+) -> PrivacyProfile | NoGuarantee:
+    members: list[PrivacyProfile] = []
+    chosen = [p for p in probabilities if p > 0]
+    for profile, probability in zip(profiles, probabilities, strict=True):
+        if probability > 0:
+            if isinstance(profile, NoGuarantee):
+                return profile
+            members.append(profile)
+    return SelectionProfile(tuple(members), tuple(p / sum(chosen) for p in chosen))
+
+
+def _figures(profile: PrivacyProfile | NoGuarantee | None, delta: float, orders: Array) -> Figures:
+    if profile is None or isinstance(profile, NoGuarantee):
+        return Figures(None, None, None, None, None if profile is None else str(profile))
     curve_values = profile.renyi_divergence(orders)
     curve = None if curve_values is None else RenyiProfile(orders, curve_values)
     return Figures(

@@ -24,7 +24,9 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
-_VOUCHER = "the spec"
+_VOUCHER = "the spec and its defaults"
+"""A spec cannot speak of everything: noise that is independent, plain SGD, one clip norm, a fresh start and a public
+divisor are its defaults, and whoever wrote it stands by them."""
 
 
 class _Strict(BaseModel):
@@ -63,7 +65,7 @@ class SmoothnessSpec(_Strict):
     )
     beta: NonNegative | None = Field(default=None, description="a finite number ≥ 0 (required for declared)")
     batch_size: Annotated[int, Field(ge=1)] | None = Field(
-        default=None, description="an integer ≥ 1: a bound on the number of records"
+        default=None, description="an integer ≥ 1: the number of records, by which the learning rate was divided"
     )
     vouched_by: str | None = Field(default=None, description="text: who says so")
 
@@ -73,6 +75,7 @@ class SmoothnessSpec(_Strict):
             feature_bound=self.feature_bound,
             beta=self.beta,
             records=self.batch_size,
+            divisor=self.batch_size,
             vouched_by=self.vouched_by or _VOUCHER,
         )
 
@@ -126,7 +129,9 @@ class Spec(_Strict):
     delta: Annotated[float, Field(gt=0, lt=1)] = Field(description="a number strictly between 0 and 1")
     rdp_orders: list[Finite] | None = Field(default=None, description="a non-empty list of finite numbers > 1")
     release_noise: NonNegative = Field(
-        default=0.0, description="a finite number ≥ 0, in units of learning_rate × clip_norm × noise_multiplier"
+        default=0.0,
+        description="a finite number ≥ 0: the standard deviation of the noise added to each merged weight (one step's "
+        "noise is learning_rate × clip_norm × noise_multiplier)",
     )
     shared_affine: bool = Field(default=False, description="true or false")
     runs: list[RunSpec] = Field(min_length=1, description="a non-empty list of runs")
@@ -139,11 +144,12 @@ class Spec(_Strict):
         try:
             content = json.loads(text, object_pairs_hook=_without_duplicates)
         except UnicodeDecodeError as error:
-            raise InvalidInput("spec", f"bytes that are not UTF-8 ({error.reason})", "JSON text in UTF-8") from None
+            found = f"bytes that are not UTF-8 ({error.reason})"
+            raise InvalidInput("spec", text, "JSON text in UTF-8", found=found) from None
         except json.JSONDecodeError as error:
-            raise InvalidInput("spec", f"broken JSON ({error})", "one JSON object") from None
+            raise InvalidInput("spec", text, "one JSON object", found=f"broken JSON ({error})") from None
         except RecursionError:
-            raise InvalidInput("spec", "JSON nested too deeply", "one JSON object") from None
+            raise InvalidInput("spec", text, "one JSON object", found="JSON nested too deeply") from None
         try:
             spec = cls.model_validate(content)
         except ValidationError as error:
@@ -161,7 +167,9 @@ class Spec(_Strict):
         try:
             return cls.parse(path.read_bytes())
         except OSError as error:
-            raise InvalidInput(str(path), error.strerror or "unreadable", "a readable JSON file") from None
+            raise InvalidInput(
+                str(path), path, "a readable JSON file", found=f"an error: {error.strerror or error}"
+            ) from None
 
     def mechanisms(self) -> list[DpSgd]:
         """The runs, each an object of its own: its noise is independent of the others'."""
@@ -181,14 +189,14 @@ def _placed(place: str, build: Any) -> Any:
     try:
         return build()
     except InvalidInput as error:
-        raise InvalidInput(f"{place}.{error.field}", error.value, error.accepted) from None
+        raise error.within(place) from None
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for name, value in pairs:
         if name in fields:
-            raise InvalidInput(name, "the same field twice", "each field once")
+            raise InvalidInput(name, value, "each field once", found="the same field twice")
         fields[name] = value
     return fields
 
@@ -221,9 +229,12 @@ def _explained(error: ValidationError) -> InvalidInput:
             path += f".{part}" if path else part
             owner = _KNOWN_FIELDS.get(innermost, owner)
             innermost = part
+    value = problem["input"]
     if problem["type"] == "extra_forbidden":
-        return InvalidInput(path, "an unknown field", ", ".join(owner.model_fields))
+        return InvalidInput(path, value, ", ".join(owner.model_fields), found="an unknown field")
     accepted = _DESCRIPTIONS.get(innermost, "one JSON object with " + ", ".join(Spec.model_fields))
+    if problem["loc"] and isinstance(problem["loc"][-1], int) and innermost in _KNOWN_FIELDS:
+        accepted = "an object with " + ", ".join(_KNOWN_FIELDS[innermost].model_fields)
     if problem["type"] == "missing":
-        return InvalidInput(path, "nothing", accepted)
-    return InvalidInput(path or "spec", problem["input"], accepted)
+        return InvalidInput(path, value, accepted, found="nothing")
+    return InvalidInput(path or "spec", value, accepted)

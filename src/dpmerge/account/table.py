@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from decimal import ROUND_CEILING, Context, Decimal
 
 from rich import box
 from rich.console import Console
@@ -11,6 +13,7 @@ from rich.text import Text
 
 from dpmerge.account.figures import Account, Figures
 from dpmerge.privacy.combination import Bound
+from dpmerge.privacy.premises import Premise, only_release
 
 DIGITS = 4
 
@@ -20,16 +23,17 @@ def print_account(account: Account, console: Console) -> None:
     spec = account.spec
     count = len(spec.runs)
     console.print(f"[bold]{count} run{'s' if count > 1 else ''}[/], {spec.adjacency}, δ = {spec.delta:g}")
-    _print(console, "Each model alone", _singles(account))
+    _print(console, "Each model alone, all its iterates released", _singles(account))
     if account.selection is not None:
         vector = ", ".join(f"{probability:g}" for probability in spec.probabilities or [])
         _print(console, f"One model, drawn with probabilities ({vector})", _selection(account.selection))
+        console.print("Before the draw; once it is known which one was drawn, that model's own ε holds.\n")
     if account.combination is not None:
         vector = ", ".join(f"{weight:.4g}" for weight in spec.weights or [])
         noise = f", release noise {spec.release_noise:.4g} added" if spec.release_noise else ""
         _print(console, f"The average with weights ({vector}){noise}", _combination(account))
         console.print(_shortcomings(account), end="")
-        console.print(_conclusion(account))
+        _print_conclusion(console, account)
     for reason in dict.fromkeys(figures.reason for figures in account.single if figures.reason):
         console.print(f"[yellow]no figure:[/] {reason}", highlight=False)
 
@@ -40,8 +44,10 @@ def shown(value: float | None) -> str:
         return "–"
     if math.isinf(value):
         return "∞"
-    scale = 10**DIGITS
-    return f"{math.ceil(value * scale) / scale:.{DIGITS}f}" if value < 1e6 else f"{value * 1.001:.3g}"
+    exact = Decimal(value)
+    if value < 1e6:
+        return str(exact.quantize(Decimal(1).scaleb(-DIGITS), rounding=ROUND_CEILING))
+    return f"{Context(prec=DIGITS, rounding=ROUND_CEILING).create_decimal(exact):E}"
 
 
 def _print(console: Console, title: str, table: Table) -> None:
@@ -59,12 +65,19 @@ def _table(*columns: str) -> Table:
 
 
 def _singles(account: Account) -> Table:
-    table = _table("run", "σ", "steps", "μ", "ε", "ε by RDP", "ε RDP classic")
+    table = _table("run", "σ", "C", "steps", "μ", "ε", "ε by RDP", "RDP classic")
     for position, (run, figures) in enumerate(zip(account.spec.runs, account.single, strict=True), start=1):
-        noise = dict.fromkeys(f"{block.noise_multiplier:g}" for block in run.blocks)
+        noise = _range(block.noise_multiplier for block in run.blocks)
+        clip = _range(block.clip_norm for block in run.blocks)
         steps = sum(block.steps for block in run.blocks)
-        table.add_row(f"{position}", "/".join(noise), str(steps), *_row(figures))
+        table.add_row(f"{position}", noise, clip, str(steps), *_row(figures))
     return table
+
+
+def _range(values: Iterable[float]) -> str:
+    """One value, or the ends of several."""
+    ordered = sorted(set(values))
+    return f"{ordered[0]:.4g}" if len(ordered) == 1 else f"{ordered[0]:.3g}–{ordered[-1]:.3g}"
 
 
 def _row(figures: Figures) -> list[str]:
@@ -77,7 +90,7 @@ def _row(figures: Figures) -> list[str]:
 
 
 def _selection(figures: Figures) -> Table:
-    table = _table("", "ε", "ε by RDP", "ε RDP classic")
+    table = _table("", "ε", "ε by RDP", "RDP classic")
     table.add_row("random selection", *_row(figures)[1:])
     return table
 
@@ -103,16 +116,50 @@ def _shortcomings(account: Account) -> Text:
     """Why each theorem that does not certify does not."""
     lines = Text()
     for name, bound, _ in _distinct(account):
-        missing = [premise.name.replace("_", " ") for premise in bound.premises if not premise.holds]
         if not bound.certifies:
+            missing = [_words(p) for p in bound.premises if not p.holds]
             lines.append(f"{name} is no proof here. ", style="yellow")
-            lines.append(f"It needs: {missing[0]}.\n" if missing else "It has no formula for these runs.\n")
+            lines.append(f"It needs: {'; '.join(missing)}.\n" if missing else "It has no formula for these runs.\n")
+    if account.spec.release_noise:
+        lines.append("Release noise counts in last_step and hidden_state only.\n")
     return lines
 
 
-def _conclusion(account: Account) -> Text:
+def _words(premise: Premise) -> str:
+    """A premise in words, with what would state it in the spec."""
+    remedy = _REMEDIES.get(premise.name)
+    _, _, detail = premise.vouched_by.partition(" (")
+    words = premise.name.replace("_", " ")
+    if detail:
+        words += f" ({detail}"
+    return f"{words} [{remedy}]" if remedy else words
+
+
+_REMEDIES = {
+    "smoothness_known": "give smoothness or lipschitz for every run of positive weight",
+    "number_of_records_bounded": "give smoothness.batch_size",
+    "features_bounded": "give smoothness.feature_bound",
+}
+
+
+def _print_conclusion(console: Console, account: Account) -> None:
     if account.best is None:
-        return Text("No theorem certifies this combination.", style="bold red")
+        console.print(Text("No theorem certifies this combination.", style="bold red"))
+        return
     bound, epsilon = account.best
-    text = f"Certified: ε = {shown(epsilon)} at δ = {account.spec.delta:g}, by {bound.theorem}."
-    return Text(text, style="bold green")
+    certified = f"Certified: ε = {shown(epsilon)} at δ = {account.spec.delta:g}, by {bound.theorem}"
+    console.print(Text(certified, style="bold green"))
+    final = only_release()
+    condition = "" if final not in bound.premises else "nothing else of these runs is ever released and "
+    console.print(f"if {condition}the weights were not chosen by looking at the models.")
+    vouched: dict[str, list[str]] = {}
+    for premise in bound.premises:
+        if premise != final:
+            vouched.setdefault(premise.vouched_by, []).append(premise.name.replace("_", " "))
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(max_width=26)
+    grid.add_column()
+    for voucher, names in vouched.items():
+        grid.add_row(Text(voucher, style="italic"), ", ".join(names))
+    console.print("It rests on what is vouched for by")
+    console.print(grid)

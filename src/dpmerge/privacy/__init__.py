@@ -17,7 +17,6 @@ from dpmerge.privacy.composition import advanced_composition, basic_composition,
 from dpmerge.privacy.discrete import DiscreteProfile
 from dpmerge.privacy.exposure import Adjacency, Checkpoint, Exposure, Mechanism
 from dpmerge.privacy.gaussian import GaussianProfile, gaussian_delta, gaussian_epsilon, largest_mu
-from dpmerge.privacy.hidden_state import hidden_state_mus, linear_mus
 from dpmerge.privacy.limits import no_free_lunch
 from dpmerge.privacy.loss_distribution import LossDistributionProfile
 from dpmerge.privacy.mechanisms import Clipping, DpSgd, Optimizer, Sampling, StepBlock
@@ -32,7 +31,13 @@ from dpmerge.privacy.selection import (
     selection_renyi_epsilons,
 )
 from dpmerge.privacy.smoothness import DeclaredLipschitz, Smoothness
-from dpmerge.privacy.weightings import chains, joint_release_mus, last_step_mus, merged_trajectory_mus
+from dpmerge.privacy.weightings import (
+    hidden_state_mus,
+    joint_release_mus,
+    last_step_mus,
+    linear_mus,
+    merged_trajectory_mus,
+)
 
 __all__ = [
     "DEFAULT_ORDERS",
@@ -64,7 +69,6 @@ __all__ = [
     "StepBlock",
     "advanced_composition",
     "basic_composition",
-    "chains",
     "compose",
     "gaussian_delta",
     "gaussian_epsilon",

@@ -13,7 +13,7 @@ Refuses (a Bound without a profile): what a theorem has no formula for, with the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -36,12 +36,13 @@ from dpmerge.privacy.premises import (
     hidden_state_premises,
     linear_last_update,
     one_step,
+    only_release,
     separate_runs,
     whole_update_clipped,
 )
 from dpmerge.privacy.profile import NonPrivateProfile, PrivacyProfile
 from dpmerge.privacy.steps import MixtureStep
-from dpmerge.privacy.weightings import Alignment, chains, last_step_mus, merged_trajectory_mus
+from dpmerge.privacy.weightings import Alignment, chains, last_step_formula, merged_trajectory_mus
 
 MOST_SAMPLED_RUNS = 6
 """Poisson runs in one merged step: their mixture has 2^n components, each further run doubles the time."""
@@ -51,8 +52,8 @@ MOST_SAMPLED_RUNS = 6
 class LinearCombination:
     """Σ λ_i θ_i over checkpoints, plus Gaussian release noise of standard deviation τ.
 
-    τ is in the units of rate × clip norm × noise multiplier. `shared_affine` names who vouches that all runs
-    share one affine update map, or is None.
+    τ is on the scale of the weights: one step's noise is effective rate × clip norm × noise multiplier.
+    `shared_affine` names who vouches that all runs share one affine update map, or is None if nobody does.
     """
 
     checkpoints: Sequence[Checkpoint]
@@ -62,6 +63,8 @@ class LinearCombination:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "checkpoints", tuple(self.checkpoints))
+        for position, checkpoint in enumerate(self.checkpoints):
+            domain.instance(f"checkpoints[{position}]", checkpoint, Checkpoint, "a Checkpoint (of_runs takes runs)")
         if not self.checkpoints:
             raise InvalidInput("checkpoints", [], "at least one checkpoint")
         vector = domain.simplex("weights", self.weights, len(self.checkpoints)).tolist()
@@ -69,13 +72,26 @@ class LinearCombination:
             domain.magnitude(f"weights[{position}]", weight, zero=True)
         object.__setattr__(self, "weights", tuple(vector))
         domain.magnitude("release_noise", self.release_noise, zero=True)
+        if self.shared_affine is not None and not (isinstance(self.shared_affine, str) and self.shared_affine):
+            raise InvalidInput("shared_affine", self.shared_affine, "None, or the name of who vouches for it")
         common_adjacency(checkpoint.run for checkpoint in self.checkpoints)
 
     @classmethod
-    def of_runs(cls, runs: Sequence[Mechanism], weights: Sequence[float], **facts: object) -> LinearCombination:
+    def of_runs(
+        cls,
+        runs: Iterable[Mechanism],
+        weights: Iterable[float],
+        *,
+        release_noise: float = 0.0,
+        shared_affine: str | None = None,
+    ) -> LinearCombination:
         """The combination of the final models of some runs."""
-        checkpoints = tuple(Checkpoint(run, run.steps) for run in runs)
-        return cls(checkpoints=checkpoints, weights=tuple(weights), **facts)  # type: ignore[arg-type]
+        return cls(
+            checkpoints=tuple(Checkpoint(run, run.steps) for run in runs),
+            weights=tuple(weights),
+            release_noise=release_noise,
+            shared_affine=shared_affine,
+        )
 
     @property
     def support(self) -> tuple[Checkpoint, ...]:
@@ -125,10 +141,11 @@ def last_step(combination: LinearCombination) -> Bound:
         full_batch(support),
         *separate_runs(support),
         linear_last_update(support),
+        only_release(),
     ]
     profile = None
     if all(premise.holds for premise in premises):
-        mu = last_step_mus(support, [combination.support_weights], combination.release_noise)[0]
+        mu = last_step_formula(support, [combination.support_weights], combination.release_noise)[0]
         profile = _after_ancestors(support, GaussianProfile(float(mu)))
     return Bound("last_step", profile, tuple(premises))
 
@@ -141,7 +158,7 @@ def merged_trajectory(combination: LinearCombination, alignment: Alignment = "ap
     """
     support = combination.support
     bounded = bounded_update(support, combination.shared_affine)
-    premises = (*common_premises(support), *separate_runs(support), bounded)
+    premises = (*common_premises(support), *separate_runs(support), bounded, only_release())
     return Bound(
         "merged_trajectory_prepended" if alignment == "prepended" else "merged_trajectory",
         _merged_trajectory_profile(combination, alignment) if _unmixed(premises) else None,
@@ -156,7 +173,6 @@ def hidden_state(combination: LinearCombination) -> Bound:
     profile = None
     if all(premise.holds for premise in premises):
         updates = chains(support)
-        assert updates is not None, "smoothness premises hold but give no Lipschitz factor"
         weights, noise = np.asarray(combination.support_weights), combination.release_noise
         mu = priced(updates, weights, noise, best_shifts(updates, weights, noise))
         profile = GaussianProfile(mu)

@@ -8,7 +8,7 @@ Refuses: nothing that is a profile. A non-private member makes everything non-pr
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import reduce
 
 import numpy as np
@@ -24,12 +24,15 @@ from dpmerge.privacy.selection import SelectionProfile
 from dpmerge.privacy.steps import GaussianStep, Step
 
 
-def compose(profiles: Sequence[PrivacyProfile]) -> PrivacyProfile:
-    """The profile of releasing all of them, their randomness being independent.
+def compose(profiles: Iterable[PrivacyProfile]) -> PrivacyProfile:
+    """The profile of releasing all of them, their randomness being independent; of none, perfect privacy.
 
     >>> compose([GaussianProfile(3.0), GaussianProfile(4.0)])
     GaussianProfile(mu=5.0)
     """
+    profiles = list(profiles)
+    for position, profile in enumerate(profiles):
+        domain.instance(f"profiles[{position}]", profile, PrivacyProfile, "a profile, such as run.profile()")
     for position, profile in enumerate(profiles):
         if isinstance(profile, SelectionProfile):  # the index may be public: compose under each outcome
             others = [*profiles[:position], *profiles[position + 1 :]]

@@ -9,7 +9,7 @@ Refuses nothing; its callers refuse δ too close to the added mass.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -92,8 +92,11 @@ Composition = Mapping[Step, int]
 """How often each step is taken."""
 
 
-def compose_steps(compositions: Sequence[Composition]) -> list[tuple[ComposedLoss, ComposedLoss]]:
-    """For each multiset of steps its composed losses for removal and addition, on one common grid."""
+def compose_steps(compositions: Sequence[Composition]) -> Iterator[tuple[ComposedLoss, ComposedLoss]]:
+    """For each multiset of steps its composed losses for removal and addition, on one common grid.
+
+    One after the other: a composed loss is large, and a curve of thousands needs only one at a time.
+    """
     interval = min(_fitting_interval(composition) for composition in compositions)
     distinct = {step: None for composition in compositions for step in composition}
     while True:
@@ -104,10 +107,9 @@ def compose_steps(compositions: Sequence[Composition]) -> list[tuple[ComposedLos
         if max(t.window_bins for t in transforms) <= _MOST_BINS:
             break
         interval *= 2
-    composed = [
-        [t.compose(composition, t.windows[place]) for t in transforms] for place, composition in enumerate(compositions)
-    ]
-    return [(both[0], both[-1]) for both in composed]
+    for place, composition in enumerate(compositions):
+        both = [t.compose(composition, t.windows[place]) for t in transforms]
+        yield both[0], both[-1]
 
 
 def _fitting_interval(composition: Composition) -> float:

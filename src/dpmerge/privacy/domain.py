@@ -6,7 +6,7 @@ Refuses by raising InvalidInput with the field, the value and what is accepted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from numbers import Real
 from typing import Any
 
@@ -89,19 +89,50 @@ def fraction(field: str, value: Any, *, zero: bool) -> float:
     return result
 
 
-def simplex(field: str, values: Sequence[float] | Array, length: int) -> Array:
+def simplex(field: str, values: Iterable[float], length: int) -> Array:
     """A vector of `length` numbers ≥ 0 that sum to 1 within SIMPLEX_TOLERANCE, returned exactly normalised."""
     accepted = f"{length} numbers ≥ 0 that sum to 1 (within {SIMPLEX_TOLERANCE:g})"
     try:
         vector = np.asarray([number(field, value, accepted) for value in values], dtype=float)
     except TypeError:
         raise InvalidInput(field, values, accepted) from None
-    if vector.shape != (length,) or not np.all(np.isfinite(vector)):
-        raise InvalidInput(field, list(values), accepted)
-    if vector.min() < -SIMPLEX_TOLERANCE or abs(vector.sum() - 1) > SIMPLEX_TOLERANCE:
-        raise InvalidInput(field, list(values), accepted)
+    shown = vector.tolist()
+    if vector.shape != (length,) or not np.all(np.isfinite(vector)) or vector.min() < -SIMPLEX_TOLERANCE:
+        raise InvalidInput(field, shown, accepted)
+    if abs(vector.sum() - 1) > SIMPLEX_TOLERANCE:
+        raise InvalidInput(field, shown, accepted, found=f"{shown}, which sum to {float(vector.sum())!r}")
     vector = np.maximum(vector, 0.0)
     return np.asarray(vector / vector.sum())
+
+
+def simplex_rows(field: str, values: npt.ArrayLike, length: int, *, least: float = 0.0) -> Array:
+    """Many vectors of the simplex, one a row; entries are 0 or at least `least`. The first bad row is named."""
+    accepted = f"rows of {length} numbers ≥ 0 that sum to 1 (within {SIMPLEX_TOLERANCE:g})"
+    if least:
+        accepted += f", each 0 or at least {least:g}"
+    rows = np.atleast_2d(np.asarray(values, dtype=float))
+    if rows.ndim != 2 or rows.shape[1] != length:
+        raise InvalidInput(field, values, accepted, found=f"an array of shape {rows.shape}")
+    sums = rows.sum(axis=1)
+    good = (np.abs(sums - 1) <= SIMPLEX_TOLERANCE) & np.all((rows == 0) | (rows >= max(least, 0.0)), axis=1)
+    if not np.all(good):
+        first = int(np.argmin(good))
+        found = f"{rows[first].tolist()}, which sum to {float(sums[first])!r}"
+        raise InvalidInput(f"{field}[{first}]", rows[first].tolist(), accepted, found=found)
+    return rows
+
+
+def truth(field: str, value: Any) -> bool:
+    """A boolean, and nothing that merely looks like one."""
+    if not isinstance(value, bool | np.bool_):
+        raise InvalidInput(field, value, "True or False")
+    return bool(value)
+
+
+def instance(field: str, value: Any, kind: type | tuple[type, ...], accepted: str) -> None:
+    """Refuse a value of another type by saying which is wanted."""
+    if not isinstance(value, kind):
+        raise InvalidInput(field, value, accepted, found=f"a {type(value).__name__}")
 
 
 def orders(field: str, values: Sequence[float] | Array) -> Array:

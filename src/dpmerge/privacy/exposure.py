@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from dpmerge.errors import InvalidInput
+from dpmerge.privacy import domain
 from dpmerge.privacy.composition import compose
 from dpmerge.privacy.profile import PrivacyProfile
 
@@ -54,9 +55,9 @@ class Checkpoint:
     step: int
 
     def __post_init__(self) -> None:
-        accepted = f"an integer from 0 to {self.run.steps}"
-        if isinstance(self.step, bool) or not isinstance(self.step, int) or not 0 <= self.step <= self.run.steps:
-            raise InvalidInput(f"step of {self.run.label}", self.step, accepted)
+        domain.instance("run", self.run, Mechanism, "a run or another mechanism")
+        step = domain.integer(f"step of {self.run.label}", self.step, least=0, most=self.run.steps)
+        object.__setattr__(self, "step", step)
 
     @property
     def ancestors(self) -> tuple[Checkpoint, ...]:

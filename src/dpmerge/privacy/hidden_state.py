@@ -26,6 +26,8 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from dpmerge.errors import InvalidInput
+from dpmerge.privacy import domain
 from dpmerge.privacy.domain import Array
 
 _LARGEST_GROWTH = 1e6
@@ -126,17 +128,17 @@ class Envelope:
         return np.searchsorted(self.slopes, slope, side="left")
 
 
-def linear_mus(chains: Sequence[Chain], weights: npt.ArrayLike, release_noise: npt.ArrayLike) -> Array:
+def linear_chain_mus(chains: Sequence[Chain], weights: npt.ArrayLike, release_noise: npt.ArrayLike) -> Array:
     """μ = Σ λA / √(Σ λ²B² + τ²), the exact value for linear losses; elsewhere *not* a bound but a lower one."""
-    rows, tau = _broadcast(weights, release_noise)
+    rows, tau = _broadcast(weights, release_noise, len(chains))
     reach = np.array([chain.shift[-1] + chain.envelope.reach[0] for chain in chains])
     variance = np.array([chain.noise[-1] ** 2 + chain.envelope.time[0] for chain in chains])
     return _ratio(rows @ reach, np.sqrt(rows**2 @ variance + tau**2))
 
 
-def hidden_state_mus(chains: Sequence[Chain], weights: npt.ArrayLike, release_noise: npt.ArrayLike = 0.0) -> Array:
+def chain_mus(chains: Sequence[Chain], weights: npt.ArrayLike, release_noise: npt.ArrayLike = 0.0) -> Array:
     """The theorem's best μ for each row of weights (and each τ), rounded up by its rounding error."""
-    rows, tau = _broadcast(weights, release_noise)
+    rows, tau = _broadcast(weights, release_noise, len(chains))
     rounding = 1e-15 * max(chain.largest_growth for chain in chains)
     result = np.empty(rows.shape[0])
     for start in range(0, rows.shape[0], _CHUNK):
@@ -221,9 +223,12 @@ def _shifts_of(chain: Chain, slope: float, vertex: int) -> Array:
     return np.nan_to_num(shifts, nan=np.inf, posinf=np.inf)
 
 
-def _broadcast(weights: npt.ArrayLike, release_noise: npt.ArrayLike) -> tuple[Array, Array]:
-    rows = np.atleast_2d(np.asarray(weights, dtype=float))
+def _broadcast(weights: npt.ArrayLike, release_noise: npt.ArrayLike, count: int) -> tuple[Array, Array]:
+    rows = domain.simplex_rows("weights", weights, count, least=domain.SMALLEST)
     tau = np.asarray(release_noise, dtype=float)
+    if not np.all((tau == 0) | ((tau >= domain.SMALLEST) & (tau <= domain.LARGEST))):
+        accepted = f"0, or numbers from {domain.SMALLEST:g} to {domain.LARGEST:g}"
+        raise InvalidInput("release_noise", release_noise, accepted)
     if tau.ndim and rows.shape[0] == 1:
         rows = np.broadcast_to(rows, (tau.size, rows.shape[1]))
     return rows, np.broadcast_to(tau, rows.shape[0]).astype(float)

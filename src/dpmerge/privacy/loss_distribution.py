@@ -15,6 +15,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from dpmerge.errors import DeltaOutOfReach
 from dpmerge.privacy import domain
 from dpmerge.privacy.convolution import ComposedLoss, compose_steps
 from dpmerge.privacy.domain import Array
@@ -56,7 +57,7 @@ class LossDistributionProfile(PrivacyProfile):
 
     @cached_property
     def _composed(self) -> tuple[ComposedLoss, ComposedLoss]:
-        return compose_steps([dict(self.steps)])[0]
+        return next(compose_steps([dict(self.steps)]))
 
     def deltas(self, epsilon: npt.ArrayLike) -> tuple[Array, Array]:
         points = np.asarray(epsilon, dtype=float)
@@ -89,9 +90,9 @@ def epsilon_curve(profiles: Sequence[LossDistributionProfile], delta: float) -> 
     """
     domain.delta("delta", delta)
     epsilons = []
-    for profile, composed in zip(profiles, compose_steps([dict(p.steps) for p in profiles]), strict=True):
-        profile.__dict__.setdefault("_composed", composed)
-        profile.check_delta(delta)
+    for composed in compose_steps([dict(profile.steps) for profile in profiles]):
+        if delta < _floor(composed):
+            raise DeltaOutOfReach(delta, _floor(composed))
         epsilons.append(max(side.epsilon(delta) for side in set(composed)))
     return np.asarray(epsilons)
 

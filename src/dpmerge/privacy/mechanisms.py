@@ -97,6 +97,9 @@ class Optimizer:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
+        domain.instance("optimizer.name", self.name, str, 'text, such as "sgd" or "adam"')
+        object.__setattr__(self, "name", self.name.lower())
+        domain.truth("nesterov", self.nesterov)
         domain.non_negative("momentum", self.momentum)
         domain.fraction("dampening", self.dampening, zero=True)
         domain.non_negative("weight_decay", self.weight_decay)
@@ -151,17 +154,27 @@ class DpSgd(Mechanism):
     vouched_by: str = "the run's record"
 
     def __post_init__(self) -> None:
+        if isinstance(self.blocks, StepBlock):
+            raise InvalidInput("blocks", self.blocks, "a list of StepBlocks", found="one StepBlock")
         object.__setattr__(self, "blocks", tuple(self.blocks))
         if not self.blocks:
             raise InvalidInput("blocks", [], "at least one block of steps")
+        for position, block in enumerate(self.blocks):
+            domain.instance(f"blocks[{position}]", block, StepBlock, "a StepBlock")
+        domain.truth("flat_clipping", self.flat_clipping)
+        domain.instance("optimizer", self.optimizer, Optimizer, "an Optimizer")
+        kinds = (Smoothness, DeclaredLipschitz, type(None))
+        domain.instance("smoothness", self.smoothness, kinds, "a Smoothness, a DeclaredLipschitz or None")
+        domain.instance("ancestry", self.ancestry, (Checkpoint, type(None)), "a Checkpoint of the parent, or None")
         for name, kind in (("adjacency", Adjacency), ("clipping", Clipping)):
             object.__setattr__(self, name, enum_member(name, getattr(self, name), kind))
         sampled = any(block.sampling_rate < 1 for block in self.blocks)
         sampling = self.sampling or (Sampling.POISSON if sampled else Sampling.FULL_BATCH)
         sampling = Sampling(enum_member("sampling", sampling, Sampling))
         if sampling is not Sampling.POISSON and sampled:
-            rate = min(block.sampling_rate for block in self.blocks)
-            raise InvalidInput("sampling_rate", rate, f"1 (or left out) for {sampling} batches; poisson to sample")
+            place, rate = next((i, b.sampling_rate) for i, b in enumerate(self.blocks) if b.sampling_rate < 1)
+            accepted = f"1 (or left out) for {sampling} batches; only poisson ones have a rate"
+            raise InvalidInput(f"blocks[{place}].sampling_rate", rate, accepted)
         object.__setattr__(self, "sampling", sampling)
         if (sampling is Sampling.SHUFFLED) != (self.steps_per_epoch is not None):
             accepted = "an integer ≥ 1 for shuffled batches, and left out for all others"

@@ -1,6 +1,7 @@
 """Premises as data: what a theorem needs to be true, whether it is, and who says so.
 
-Guarantees: a premise that is not on record counts as failed; nothing is assumed on a run's behalf.
+Guarantees: whatever the record contradicts, or a theorem needs and the record lacks, counts as failed. A record that
+is silent about its optimizer or its noise stands by the defaults of `DpSgd`; the voucher is who wrote it.
 """
 
 from __future__ import annotations
@@ -26,6 +27,20 @@ class Premise:
     name: str
     holds: bool
     vouched_by: str
+
+    def __post_init__(self) -> None:
+        if not self.holds and not self.vouched_by.startswith("nobody"):
+            object.__setattr__(self, "vouched_by", f"nobody: contradicted by {self.vouched_by}")
+
+
+def only_release() -> Premise:
+    """Two merged releases of the same runs do not add up; what covers several is joint release."""
+    return Premise("nothing_else_of_these_runs_is_ever_released", True, "whoever makes the release")
+
+
+def started_afresh(support: Sequence[Checkpoint]) -> Premise:
+    holds = all(checkpoint.run.ancestry is None for checkpoint in support)
+    return Premise("start_independent_of_private_data", holds, _records(support))
 
 
 def common_premises(support: Sequence[Checkpoint]) -> list[Premise]:
@@ -119,14 +134,14 @@ def hidden_state_premises(support: Sequence[Checkpoint]) -> list[Premise]:
         *separate_runs(support),
         Premise("sgd_without_momentum", whole and all(r.optimizer.is_plain for r in trained), record),
         Premise("flat_clipping", whole and all(r.flat_clipping for r in trained), record),
-        Premise("start_independent_of_private_data", all(r.ancestry is None for r in runs), record),
+        started_afresh(support),
     ]
     facts = [_smoothness_premises(checkpoint) for checkpoint in support]
     for name in dict.fromkeys(premise.name for each in facts for premise in each):
         same = [premise for each in facts for premise in each if premise.name == name]
         voices = dict.fromkeys(premise.vouched_by for premise in same)
         premises.append(Premise(name, all(premise.holds for premise in same), ", ".join(voices)))
-    premises.append(Premise("nothing_else_of_these_runs_is_ever_released", True, "whoever makes the release"))
+    premises.append(only_release())
     return premises
 
 
@@ -140,11 +155,17 @@ def _smoothness_premises(checkpoint: Checkpoint) -> list[Premise]:
     if isinstance(facts, DeclaredLipschitz):
         return [known]
     records = Premise("number_of_records_bounded", facts.records is not None, voice)
+    if run.optimizer.weight_decay > 0:
+        # Weight decay shrinks by learning rate × decay; the learning rate is effective rate × divisor.
+        divisor = Premise("divisor_known_for_weight_decay", facts.divisor is not None, voice)
+        known_facts = [known, records, divisor]
+    else:
+        known_facts = [known, records]
     if facts.kind == "declared":
-        return [known, records]
+        return known_facts
     features = Premise("features_bounded", facts.feature_bound is not None, voice)
     per_example = Premise("per_example_clipping", run.clipping is Clipping.PER_EXAMPLE, run.vouched_by)
-    premises = [known, records, features, per_example]
+    premises = [*known_facts, features, per_example]
     if facts.kind == "softmax":
         premises.append(_clipping_never_acts(checkpoint, run, facts))
     return premises
@@ -157,7 +178,7 @@ def _clipping_never_acts(checkpoint: Checkpoint, run: DpSgd, facts: Smoothness) 
     return Premise(
         "clip_norm_at_least_sqrt2_feature_bound",
         facts.feature_bound is not None and smallest >= needed,
-        f"{run.vouched_by}: clip norm {smallest:g}, needed {needed:g}",
+        f"{run.vouched_by} (clip norm {smallest:g}, needed {needed:.6g})",
     )
 
 

@@ -48,7 +48,12 @@ class OneShot(Mechanism):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class GaussianRelease(OneShot):
-    """A statistic of L2 sensitivity Δ (under the stated adjacency) with Gaussian noise added."""
+    """A statistic of L2 `sensitivity` (under the stated adjacency) with Gaussian noise of `standard_deviation` added.
+
+    >>> release = GaussianRelease(sensitivity=1.0, standard_deviation=2.0, adjacency=Adjacency.REPLACE_ONE)
+    >>> release.profile()
+    GaussianProfile(mu=0.5)
+    """
 
     sensitivity: float
     standard_deviation: float
@@ -82,7 +87,7 @@ class GaussianRelease(OneShot):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RenyiMechanism(OneShot):
-    """A model known by its Rényi curve, valid in both directions under the stated adjacency."""
+    """A model known by its Rényi curve: at each of `orders` a value, valid in both directions."""
 
     orders: tuple[float, ...]
     values: tuple[float, ...]
@@ -93,7 +98,11 @@ class RenyiMechanism(OneShot):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ApproximateDp(OneShot):
-    """A model known by (ε, δ) pairs: one pair, or a table of its δ(ε), pessimistic between the points."""
+    """A model known by `points` (ε, δ): one pair, or a table of its δ(ε), pessimistic between the points.
+
+    >>> ApproximateDp(points=((1.0, 1e-6),), adjacency=Adjacency.ADD_REMOVE).profile().epsilon(1e-5) < 1.0
+    True
+    """
 
     points: tuple[tuple[float, float], ...]
 

@@ -41,8 +41,10 @@ class SelectionProfile(PrivacyProfile):
     probabilities: tuple[float, ...]
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "members", tuple(self.members))
         if not self.members:
             raise InvalidInput("members", self.members, "at least one profile")
+        _check_members(self.members)
         vector = domain.simplex("probabilities", self.probabilities, len(self.members))
         chosen = [(member, p) for member, p in zip(self.members, vector.tolist(), strict=True) if p > 0]
         object.__setattr__(self, "members", tuple(member for member, _ in chosen))
@@ -84,7 +86,9 @@ def selection_epsilons(members: Sequence[PrivacyProfile], probabilities: npt.Arr
     Divergences of the members are tabulated once; each row is bracketed between two points of the table by
     bisection and then solved with exact evaluations, so that the result is as safe as a single `epsilon`.
     """
-    rows = _rows(members, probabilities)
+    members = list(members)
+    _check_members(members)
+    rows = domain.simplex_rows("probabilities", probabilities, len(members))
     for member in members:
         member.check_delta(delta)
     ends = np.array([member.epsilon(delta) for member in members])
@@ -104,7 +108,9 @@ def selection_feasible(
     members: Sequence[PrivacyProfile], probabilities: npt.ArrayLike, epsilon: float, delta: float
 ) -> npt.NDArray[np.bool_]:
     """Which rows of `probabilities` meet (ε, δ): two inner products a row."""
-    rows = _rows(members, probabilities)
+    members = list(members)
+    _check_members(members)
+    rows = domain.simplex_rows("probabilities", probabilities, len(members))
     for member in members:
         member.check_delta(delta)
     plus, minus = np.array([member.deltas(epsilon) for member in members]).T
@@ -116,7 +122,8 @@ def selection_renyi_epsilons(
 ) -> Array:
     """ε at δ by Rényi divergence for many selections; `curves` holds one member a row."""
     domain.delta("delta", delta)
-    rows = np.atleast_2d(np.asarray(probabilities, dtype=float))
+    orders = domain.orders("orders", orders)
+    rows = domain.simplex_rows("probabilities", probabilities, len(curves))
     exponents = (orders - 1) * np.where(np.isfinite(curves), curves, -np.inf)
     largest = np.maximum(exponents.max(axis=0), 0.0)
     scaled = np.exp(exponents - largest)
@@ -142,13 +149,9 @@ def _selected_curve(curves: Array, probabilities: Array, orders: Array) -> Array
     return np.asarray(np.maximum(sums / (orders - 1), 0.0))
 
 
-def _rows(members: Sequence[PrivacyProfile], probabilities: npt.ArrayLike) -> Array:
-    rows = np.atleast_2d(np.asarray(probabilities, dtype=float))
-    off = np.abs(rows.sum(axis=1) - 1) > domain.SIMPLEX_TOLERANCE
-    if rows.shape[1] != len(members) or np.any(off) or not np.all(rows >= 0):
-        accepted = f"rows of {len(members)} numbers ≥ 0 that sum to 1 (within {domain.SIMPLEX_TOLERANCE:g})"
-        raise InvalidInput("probabilities", f"an array of shape {rows.shape}", accepted)
-    return rows
+def _check_members(members: Sequence[PrivacyProfile]) -> None:
+    for position, member in enumerate(members):
+        domain.instance(f"members[{position}]", member, PrivacyProfile, "a profile, such as run.profile()")
 
 
 def _solve_rows(members: Sequence[PrivacyProfile], rows: Array, delta: float, grid: Array, table: Array) -> Array:

@@ -33,12 +33,16 @@ class Smoothness:
     for other scalings, or class weights, state a larger `beta`.
     softmax: softmax regression with cross-entropy; covered while the clip norm is so large that it never acts.
     declared: `beta` bounds the Lipschitz constant of the clipped gradient itself; nothing is assumed convex.
+
+    `records` bounds the number of records; `divisor` is the public constant by which the sum of gradients was
+    divided, so that learning rate = effective rate × divisor. It matters to weight decay, which is not divided.
     """
 
     kind: SmoothKind
     feature_bound: float | None = None
     beta: float | None = None
     records: int | None = None
+    divisor: float | None = None
     vouched_by: str | None = None
 
     def __post_init__(self) -> None:
@@ -52,6 +56,8 @@ class Smoothness:
             raise InvalidInput("smoothness.beta", None, "a number ≥ 0: a declared smoothness is its beta")
         if self.records is not None:
             domain.integer("smoothness.records", self.records, least=1)
+        if self.divisor is not None:
+            domain.positive("smoothness.divisor", self.divisor)
 
     @property
     def gradient_lipschitz(self) -> float | None:
@@ -74,17 +80,18 @@ class Smoothness:
     def factors(self, rates: Array, weight_decay: float) -> Array | None:
         """L for each step of the given *effective* rates (of the sum of gradients); None if a bound is missing.
 
-        Convex: max(|1 − ηm|, |1 − η(β + m)|); declared: |1 − ηm| + ηβ, η = effective rate × records the rate of
-        the mean gradient.
+        The sum's curvature lies between 0 and n·β for convex losses of up to n records, so with effective rate η and
+        divisor d the update's linear part lies between 1 − ηdm and 1 − ηdm − ηnβ: L = max(|1 − ηdm|, |1 − ηdm − ηnβ|).
+        Not convex: |1 − ηdm| + ηnβ.
         """
         beta = self.gradient_lipschitz
-        if beta is None or self.records is None:
+        if beta is None or self.records is None or (weight_decay > 0 and self.divisor is None):
             return None
-        eta = rates * self.records
-        kept = np.abs(1 - eta * weight_decay)
+        kept = 1 - rates * (self.divisor or 0.0) * weight_decay
+        curved = rates * self.records * beta
         if self.kind == "declared":
-            return np.asarray(kept + eta * beta)
-        return np.asarray(np.maximum(kept, np.abs(1 - eta * (beta + weight_decay))))
+            return np.asarray(np.abs(kept) + curved)
+        return np.asarray(np.maximum(np.abs(kept), np.abs(kept - curved)))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ Refuses nothing: the run that owns the step has checked its numbers.
 from __future__ import annotations
 
 import logging
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,10 +20,15 @@ from typing import Any
 import numpy as np
 from dp_accounting import NeighboringRelation
 from dp_accounting.dp_event import GaussianDpEvent, PoissonSampledDpEvent
+from dp_accounting.pld import pld_pmf as dp_pmf
 from dp_accounting.pld import privacy_loss_distribution as dp_pld
+from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
 from dp_accounting.rdp import RdpAccountant
+from scipy.special import log_ndtr, ndtr
 
 from dpmerge.privacy.domain import Array
+from dpmerge.privacy.gaussian import gaussian_delta
+from dpmerge.privacy.profile import reflected
 
 STEP_ERROR = 1e-15
 """Absolute error in δ of one discretised step: differences of double-precision normal tails."""
@@ -161,15 +167,63 @@ class MixtureStep(Step):
 
 @lru_cache(maxsize=64)
 def _gaussian(ratio: float, rate: float, replace_one: bool, interval: float) -> tuple[LossPmf, LossPmf]:
-    relation = NeighboringRelation.REPLACE_ONE if replace_one else NeighboringRelation.ADD_OR_REMOVE_ONE
-    return _from_dp_accounting(
-        dp_pld.from_gaussian_mechanism(
-            1.0 / ratio,
-            value_discretization_interval=interval,
-            sampling_prob=rate,
-            neighboring_relation=relation,
-        )
-    )
+    """dp_accounting's discretisation of a Poisson-subsampled Gaussian step, from divergences in closed form.
+
+    dp_accounting evaluates the divergence at one grid point after the other; here all are evaluated at once.
+    """
+    if replace_one:
+        symmetric = _discretised(AdjacencyType.REPLACE, ratio, rate, interval)
+        return symmetric, symmetric
+    removal = _discretised(AdjacencyType.REMOVE, ratio, rate, interval)
+    return removal, removal if rate == 1 else _discretised(AdjacencyType.ADD, ratio, rate, interval)
+
+
+def _discretised(adjacency: AdjacencyType, ratio: float, rate: float, interval: float) -> LossPmf:
+    bounds = GaussianPrivacyLoss(1.0 / ratio, sampling_prob=rate, adjacency_type=adjacency).connect_dots_bounds()
+    lowest, highest = math.floor(bounds.epsilon_lower / interval), math.ceil(bounds.epsilon_upper / interval)
+    deltas = _DIVERGENCES[adjacency](np.arange(lowest, highest + 1) * interval, ratio, rate)
+    return _copied(dp_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(interval, lowest, highest, deltas))
+
+
+def _removal_delta(epsilon: Array, ratio: float, rate: float) -> Array:
+    """H_ε((1−q)Q + qP, Q) = q·H_ε′(P, Q) with e^ε′ = 1 + (e^ε − 1)/q; 1 − e^ε where that is not positive."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        inner = np.log1p(np.expm1(epsilon) / rate)
+        amplified = rate * gaussian_delta(ratio, np.where(np.isfinite(inner), inner, 0.0))
+    return np.where(epsilon > np.log1p(-rate) if rate < 1 else True, amplified, -np.expm1(epsilon))
+
+
+def _addition_delta(epsilon: Array, ratio: float, rate: float) -> Array:
+    """H_ε(Q, (1−q)Q + qP) = w·H_ε′(Q, P) with w = 1 − (1−q)e^ε and e^ε′ = q·e^ε/w; zero where w is not positive."""
+    kept = -np.expm1(epsilon + np.log1p(-rate))
+    positive = kept > 0
+    inner = np.log(rate) + epsilon - np.log(np.where(positive, kept, 1.0))
+    return np.where(positive, kept * gaussian_delta(ratio, inner), 0.0)
+
+
+def _replacement_delta(epsilon: Array, ratio: float, rate: float) -> Array:
+    """H_ε((1−q)N(0) + qN(r), (1−q)N(0) + qN(−r)): the loss rises in x, so it is a difference of upper tails.
+
+    The loss equals ε where y = e^{rx} solves A·y² − (1−q)(e^ε − 1)·y − e^ε·A = 0, A = q·e^{−r²/2}.
+    """
+    size = np.abs(epsilon)
+    log_a = np.log(rate) - ratio**2 / 2
+    with np.errstate(divide="ignore"):
+        log_middle = np.log1p(-rate) + size + np.log(-np.expm1(-size)) if rate < 1 else np.full_like(size, -np.inf)
+    # y = (m + √(m² + 4A²e^ε)) / 2A, in logarithms.
+    root = np.logaddexp(2 * log_middle, np.log(4) + 2 * log_a + size) / 2
+    x = (np.logaddexp(log_middle, root) - np.log(2) - log_a) / ratio
+    undrawn = (1 - rate) * np.exp(size) * -np.expm1(-size) * ndtr(-x)
+    drawn = rate * (ndtr(ratio - x) - np.exp(size + log_ndtr(-ratio - x)))
+    delta = np.clip(drawn - undrawn, 0.0, 1.0)
+    return np.where(epsilon < 0, reflected(size, delta), delta)
+
+
+_DIVERGENCES = {
+    AdjacencyType.REMOVE: _removal_delta,
+    AdjacencyType.ADD: _addition_delta,
+    AdjacencyType.REPLACE: _replacement_delta,
+}
 
 
 @lru_cache(maxsize=64)

@@ -1,7 +1,9 @@
-"""Linear combinations of full-batch runs for many weight vectors at once: μ for each, in closed form.
+"""Linear combinations for many weight vectors at once: μ for each row, to be turned into ε by `gaussian_epsilon`.
 
-Guarantees: each function returns the theorem's μ for every row of weights, runs of weight zero not counted.
-Whether a theorem's premises hold is `combination`'s question; these are its formulas.
+Guarantees: each function returns its theorem's μ for every row of weights, runs of weight zero not counted, and all
+but one are proofs: they refuse checkpoints that do not meet the theorem's premises. The exception is
+`merged_trajectory_mus`, the paper's formula: whether it is a proof, only `merged_trajectory` says.
+Refuses: weights off the simplex, premises that fail (named).
 """
 
 from __future__ import annotations
@@ -12,13 +14,21 @@ from typing import Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from dpmerge.errors import InvalidInput
+from dpmerge.errors import InvalidInput, NoGuarantee
 from dpmerge.privacy import domain
 from dpmerge.privacy.domain import Array
-from dpmerge.privacy.exposure import Checkpoint
-from dpmerge.privacy.hidden_state import Chain
+from dpmerge.privacy.exposure import Checkpoint, Mechanism
+from dpmerge.privacy.hidden_state import Chain, chain_mus, linear_chain_mus
 from dpmerge.privacy.mechanisms import DpSgd
-from dpmerge.privacy.premises import NoisyRun
+from dpmerge.privacy.premises import (
+    NoisyRun,
+    Premise,
+    full_batch,
+    hidden_state_premises,
+    linear_last_update,
+    separate_runs,
+    started_afresh,
+)
 
 Alignment = Literal["appended", "prepended", "best"]
 """Where a shorter run's virtual steps stand: after its own (the paper's), before them, or whichever costs less."""
@@ -26,21 +36,39 @@ Alignment = Literal["appended", "prepended", "best"]
 _CHUNK = 2**13
 
 
-def joint_release_mus(checkpoints: Sequence[Checkpoint], weights: npt.ArrayLike) -> Array:
-    """√Σ over the support of Σ_t (k/σ_t)²."""
+Candidate = Checkpoint | Mechanism
+"""A checkpoint, or a run standing for its last one."""
+
+
+def joint_release_mus(candidates: Sequence[Candidate], weights: npt.ArrayLike) -> Array:
+    """√Σ over the support of Σ_t (k/σ_t)², for full-batch checkpoints of different runs."""
+    checkpoints = _checkpoints(candidates)
+    _require([full_batch(checkpoints), *separate_runs(checkpoints), started_afresh(checkpoints)])
     rows = _rows(checkpoints, weights)
     totals = np.array([float(np.sum(_run(c).step_mus(c.step) ** 2)) for c in checkpoints])
     return np.sqrt(_supported_sum(rows, totals))
 
 
-def last_step_mus(
-    checkpoints: Sequence[Checkpoint], weights: npt.ArrayLike, release_noise: npt.ArrayLike = 0.0
-) -> Array:
+def last_step_mus(candidates: Sequence[Candidate], weights: npt.ArrayLike, release_noise: npt.ArrayLike = 0.0) -> Array:
     """Joint release of all steps but each run's last with a positive rate, plus one merged step.
 
     The merged step costs (Σ λ_i a_i)² / (Σ (λ_i b_i)² + τ²), a and b counting the coefficient the optimizer gives
     a gradient in its own update.
     """
+    checkpoints = _checkpoints(candidates)
+    _require(
+        [
+            full_batch(checkpoints),
+            *separate_runs(checkpoints),
+            started_afresh(checkpoints),
+            linear_last_update(checkpoints),
+        ]
+    )
+    return last_step_formula(checkpoints, weights, release_noise)
+
+
+def last_step_formula(checkpoints: Sequence[Checkpoint], weights: npt.ArrayLike, release_noise: npt.ArrayLike) -> Array:
+    """μ of the runs' own steps, given where they started; the premises are the caller's to check."""
     rows = _rows(checkpoints, weights)
     earlier, shift, noise = np.zeros((3, len(checkpoints)))
     for column, checkpoint in enumerate(checkpoints):
@@ -59,12 +87,14 @@ def last_step_mus(
 
 
 def merged_trajectory_mus(
-    checkpoints: Sequence[Checkpoint], weights: npt.ArrayLike, alignment: Alignment = "appended"
+    candidates: Sequence[Candidate], weights: npt.ArrayLike, alignment: Alignment = "appended"
 ) -> Array:
     """√Σ_t (Σ λ_i a_i^t)² / Σ (λ_i b_i^t)²: the paper's Algorithm 2, whose convolution is closed under composition.
 
-    Steps at which nothing moves cost nothing.
+    Steps at which nothing moves cost nothing. **Not a proof by itself**: it is one exactly where `merged_trajectory`
+    certifies, which for ordinary DP-SGD of two or more steps it does not.
     """
+    checkpoints = _checkpoints(candidates)
     if alignment not in get_args(Alignment):
         raise InvalidInput("alignment", alignment, ", ".join(get_args(Alignment)))
     if alignment == "best":
@@ -94,15 +124,41 @@ def merged_trajectory_mus(
     return np.sqrt(squares)
 
 
-def chains(checkpoints: Sequence[Checkpoint]) -> list[Chain] | None:
-    """The updates of each run as the hidden-state theorem sees them; None where a Lipschitz factor is not known."""
+def hidden_state_mus(
+    candidates: Sequence[Candidate], weights: npt.ArrayLike, release_noise: npt.ArrayLike = 0.0
+) -> Array:
+    """The hidden-state theorem's best μ for each row of weights, or for one row and many τ.
+
+    >>> from dpmerge.privacy import Adjacency, DeclaredLipschitz, DpSgd, StepBlock
+    >>> runs = [
+    ...     DpSgd(
+    ...         blocks=[StepBlock(steps=20, noise_multiplier=noise, clip_norm=1, learning_rate=4)],
+    ...         adjacency=Adjacency.REPLACE_ONE,
+    ...         smoothness=DeclaredLipschitz(factors=1),
+    ...     )
+    ...     for noise in (64, 32)
+    ... ]
+    >>> hidden_state_mus(runs, [[0.95, 0.05], [0.7, 0.3]]).round(6)
+    array([0.150376, 0.255325])
+    """
+    return chain_mus(chains(candidates), weights, release_noise)
+
+
+def linear_mus(candidates: Sequence[Candidate], weights: npt.ArrayLike, release_noise: npt.ArrayLike = 0.0) -> Array:
+    """What the same releases cost exactly if all losses are linear: a *lower* bound of hidden_state_mus."""
+    return linear_chain_mus(chains(candidates), weights, release_noise)
+
+
+def chains(candidates: Sequence[Candidate]) -> list[Chain]:
+    """The updates of each run as the hidden-state theorem sees them; refused where a premise of it fails."""
+    checkpoints = _checkpoints(candidates)
+    _require(hidden_state_premises(checkpoints))
     result = []
     for checkpoint in checkpoints:
         run = checkpoint.run
-        factors = run.lipschitz(checkpoint.step) if isinstance(run, DpSgd) else None
-        if factors is None or not isinstance(run, DpSgd):
-            return None
-        moves = run.moves(checkpoint.step)
+        assert isinstance(run, DpSgd)
+        factors, moves = run.lipschitz(checkpoint.step), run.moves(checkpoint.step)
+        assert factors is not None, "smoothness premises hold but give no Lipschitz factor"
         acting = moves.shift > 0  # a step of rate zero does nothing to the weights
         if np.any(acting):
             result.append(Chain(moves.shift[acting], moves.noise[acting], factors[acting]))
@@ -111,19 +167,33 @@ def chains(checkpoints: Sequence[Checkpoint]) -> list[Chain] | None:
     return result
 
 
+def _checkpoints(candidates: Sequence[Candidate]) -> list[Checkpoint]:
+    checkpoints = []
+    for position, candidate in enumerate(candidates):
+        kinds = (Checkpoint, Mechanism)
+        domain.instance(f"candidates[{position}]", candidate, kinds, "a checkpoint, or a run for its last one")
+        last = candidate if isinstance(candidate, Checkpoint) else Checkpoint(candidate, candidate.steps)
+        checkpoints.append(last)
+    if not checkpoints:
+        raise InvalidInput("candidates", [], "at least one checkpoint")
+    return checkpoints
+
+
+def _require(premises: Sequence[Premise]) -> None:
+    failing = [premise for premise in premises if not premise.holds]
+    if failing:
+        raise NoGuarantee("; ".join(f"{premise.name} fails ({premise.vouched_by})" for premise in failing))
+
+
 def _run(checkpoint: Checkpoint) -> NoisyRun:
     if not isinstance(checkpoint.run, NoisyRun):
-        raise InvalidInput(checkpoint.run.label, type(checkpoint.run).__name__, "a run whose steps are known")
+        kind = type(checkpoint.run).__name__
+        raise InvalidInput(checkpoint.run.label, kind, "a run whose steps are known", found=f"a {kind}")
     return checkpoint.run
 
 
 def _rows(checkpoints: Sequence[Checkpoint], weights: npt.ArrayLike) -> Array:
-    rows = np.atleast_2d(np.asarray(weights, dtype=float))
-    usable = (rows == 0) | ((rows >= domain.SMALLEST) & (rows <= 1 + domain.SIMPLEX_TOLERANCE))
-    if rows.ndim != 2 or rows.shape[1] != len(checkpoints) or not np.all(usable):
-        accepted = f"rows of {len(checkpoints)} numbers, one a checkpoint: 0, or from {domain.SMALLEST:g} to 1"
-        raise InvalidInput("weights", f"an array of shape {rows.shape}", accepted)
-    return rows
+    return domain.simplex_rows("weights", weights, len(checkpoints), least=domain.SMALLEST)
 
 
 def _supported_sum(rows: Array, values: Array) -> Array:
