@@ -71,12 +71,12 @@ def _merges() -> Table:
 
     ours: list[tuple[str, Callable[[], object], float]] = [
         (
-            "LC feasible, merged_trajectory",
+            "LC feasible, merged_traj.",
             lambda: dp.merged_trajectory_mus(checkpoints, rows) <= limit,
             combination_peer,
         ),
         (
-            "LC ε map, merged_trajectory",
+            "LC ε map, merged_traj.",
             lambda: dp.gaussian_epsilon(dp.merged_trajectory_mus(checkpoints, rows), DELTA),
             combination_peer,
         ),
@@ -93,18 +93,16 @@ def _merges() -> Table:
         ("RS feasible", lambda: dp.selection_feasible(members, rows, TARGET_EPSILON, DELTA), selection_peer),
         ("RS ε map", lambda: dp.selection_epsilons(members, rows, DELTA), selection_peer),
         (
-            "RS ε map by RDP, 156 orders",
+            "RS ε map, 156 RDP orders",
             lambda: dp.selection_renyi_epsilons(curves, rows, DELTA, dp.DEFAULT_ORDERS, "improved"),
             selection_peer,
         ),
     ]
-    table = Table("a million", "seconds", "per second", "peer, s each", "ratio")
-    for column in table.columns:
-        column.no_wrap = True
+    table = Table("a million of", "seconds", "per second", "peer: s each", "ratio")
     for name, action, peer in ours:
         seconds = _timed(action)
         each = seconds / CANDIDATES
-        table.add_row(name, f"{seconds:.2f}", f"{1 / each:,.0f}", f"{peer:.2f}", f"{peer / each:,.0f}")
+        table.add_row(name, f"{seconds:.2f}", f"{1 / each / 1e6:.2f} M", f"{peer:.3f}", f"{peer / each:.2g}")
     return table
 
 

@@ -50,6 +50,21 @@ INVALID: dict[str, tuple[str, tuple[str, ...]]] = {
     "broken JSON": ('{"adjacency": ', ("spec: got", "broken JSON", "accepted: one JSON object")),
     "empty file": ("", ("spec: got", "broken JSON")),
     "not an object": ("[1, 2]", ("spec: got [1, 2]", "one JSON object")),
+    "an integer of 5000 digits": ('{"delta": ' + "1" * 5000 + "}", ("spec: got broken JSON", "one JSON object")),
+    "a feature bound beyond reason": (
+        changed("runs", 0, "smoothness", to={"kind": "logistic", "feature_bound": 1e200}),
+        ("runs[0].smoothness.feature_bound: got 1e+200", "1e-30 to 1e+30"),
+    ),
+    "a batch size beyond reason": (
+        changed("runs", 0, "smoothness", to={"kind": "logistic", "batch_size": 10**400}),
+        ("runs[0].smoothness.records: got 1000", "an integer from 1 to"),
+    ),
+    "an epoch beyond reason": (
+        changed("runs", 0, to={"blocks": [BLOCK], "sampling": "shuffled", "steps_per_epoch": 10**400}),
+        ("runs[0].steps_per_epoch: got 1000", "an integer from 1 to"),
+    ),
+    "weight decay beyond reason": (changed("runs", 0, "weight_decay", to=1e200), ("weight_decay: got 1e+200",)),
+    "an order beyond reason": (changed("rdp_orders", to=[2, 1e31]), ("rdp_orders: got", "at most 100000")),
     "duplicate field": ('{"delta": 1e-5, "delta": 1e-6}', ("delta: got", "the same field twice", "each field once")),
     "unknown field": (changed("epsilon", to=1), ("epsilon: got", "unknown field", "adjacency, delta, rdp_orders")),
     "unknown field of a run": (changed("runs", 1, "sigma", to=1), ("runs[1].sigma", "unknown", "blocks, sampling")),

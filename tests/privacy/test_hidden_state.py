@@ -207,3 +207,45 @@ def test_long_expanding_runs_stay_proved(factor: float, monkeypatch: pytest.Monk
     mu = chain_mus([chain], [[1.0]], 5.0)[0]
     truth = float(hidden_state_taut.exact_mu(*lists([chain]), [1.0], 5.0))
     assert truth * (1 - 1e-12) <= mu <= truth * 1.02
+
+
+FORGETFUL = {
+    "zero after an explosion": (1.0, 1e300, 1e300, 0.0, 1.0, 1.0),
+    "zero at the end": (1.0, 2.0, 3.0, 0.0),
+    "two zeros": (1.0, 0.0, 1e300, 0.0, 0.5),
+}
+
+
+@pytest.mark.parametrize("name", FORGETFUL)
+def test_a_factor_of_zero_forgets_what_came_before(name: str) -> None:
+    factors = np.array(FORGETFUL[name])
+    chain = Chain(np.full(factors.size, 0.2), np.full(factors.size, 0.1), factors)
+    start = int(np.flatnonzero(factors[1:] == 0)[-1]) + 1
+    rest = Chain(chain.shift[start:], chain.noise[start:], factors[start:])
+    expected = chain_mus([rest], [[1.0]], 0.3)[0]
+    assert chain_mus([chain], [[1.0]], 0.3)[0] == pytest.approx(expected, rel=1e-12)
+    weights = np.array([1.0])
+    assert priced([chain], weights, 0.3, best_shifts([chain], weights, 0.3)) == pytest.approx(expected, rel=1e-9)
+
+
+def test_contraction_after_expansion_does_not_underflow() -> None:
+    """The product over the second half is far below the smallest double; over all steps it is one."""
+    for half in (5, 50, 1000):
+        factors = np.array([10.0] * half + [0.1] * half)
+        chain = Chain(np.full(2 * half, 0.2), np.full(2 * half, 0.1), factors)
+        mu = chain_mus([chain], [[1.0]], 0.3)[0]
+        linear = linear_chain_mus(
+            [Chain(chain.shift[-10:], chain.noise[-10:], np.array([10.0] * 5 + [0.1] * 5))], [[1.0]], 0.3
+        )
+        weights = np.array([1.0])
+        proved = priced([chain], weights, 0.3, best_shifts([chain], weights, 0.3))
+        assert mu >= 0.77
+        assert mu >= linear[0] * (1 - 1e-9) or half != 5
+        assert proved == pytest.approx(mu, rel=1e-6)
+
+
+def test_shifts_that_are_not_numbers_prove_nothing_false() -> None:
+    chain = Chain(np.ones(4), np.ones(4), np.ones(4))
+    best = chain_mus([chain], [[1.0]])[0]
+    for nonsense in (np.nan, np.inf, -np.inf):
+        assert priced([chain], np.array([1.0]), 0.0, [np.full(4, nonsense)]) >= best * (1 - 1e-12)

@@ -85,6 +85,28 @@ def test_divergences_of_one_step_by_quadrature(relation: str) -> None:
             assert computed == pytest.approx(truth, rel=1e-8, abs=1e-15)
 
 
+@pytest.mark.parametrize("mu", [2.5, 4.3, 5.0, 20.0])
+def test_strong_gaussian_steps_beside_sampled_ones(mu: float) -> None:
+    together = compose([GaussianProfile(mu), LossDistributionProfile.of({sampled(1.0, 0.01): 3})])
+    alone = GaussianProfile(mu).epsilon(1e-5)
+    assert alone <= together.epsilon(1e-5) <= alone * 1.05
+
+
+@pytest.mark.parametrize("sigma", [0.02, 0.03, 0.05, 0.2])
+@pytest.mark.parametrize("replace_one", [False, True])
+def test_little_noise_with_sampling(sigma: float, replace_one: bool) -> None:
+    """Losses far beyond e^709: between the exact value of a step that is always drawn and what is left undrawn."""
+    profile = LossDistributionProfile.of({sampled(sigma, 0.1, replace_one): 1})
+    always = GaussianProfile((2 if replace_one else 1) / sigma).epsilon(1e-5)
+    assert 0.2 * always < profile.epsilon(1e-5) <= always
+    assert profile.epsilon(0.2) < 0.3
+
+
+def test_hopelessly_little_noise_is_no_privacy() -> None:
+    sampled_steps = LossDistributionProfile.of({sampled(1.0, 0.01): 3})
+    assert compose([GaussianProfile(1e9), sampled_steps]).epsilon(1e-5) == np.inf
+
+
 def test_a_noise_schedule_does_not_take_minutes() -> None:
     steps = {sampled(float(sigma), 0.01): 5 for sigma in np.geomspace(2, 0.8, 40)}
     profile = LossDistributionProfile.of(steps)

@@ -179,6 +179,15 @@ def test_weight_decay_needs_the_divisor() -> None:
     assert hidden_state(LinearCombination.of_runs([sgd([0.01] * 3, smoothness=facts)], [1.0])).certifies
 
 
+def test_an_ancestor_without_accounting_is_a_failing_premise_of_every_theorem() -> None:
+    parent = sampled(3, adjacency=Adjacency.REPLACE_ONE, clipping=Clipping.AGGREGATE)
+    combination = LinearCombination.of_runs([sgd(ancestry=Checkpoint(parent, 2))], [1.0])
+    for theorem in (joint_release, last_step, merged_trajectory):
+        bound = theorem(combination)
+        assert bound.profile is None
+        assert "accounting_proved" in failing(bound)
+
+
 def test_merged_theorems_cover_one_release_only() -> None:
     combination = LinearCombination.of_runs([sgd(smoothness=DeclaredLipschitz(factors=1.0))], [1.0])
     for theorem in (last_step, merged_trajectory, hidden_state):
@@ -221,6 +230,11 @@ GUARDED = {
     "last_step_mus, poisson": (last_step_mus, sampled, "full_batch"),
     "last_step_mus, descendant": (
         last_step_mus,
+        lambda: sgd(ancestry=Checkpoint(sgd(), 1)),
+        "start_independent_of_private_data",
+    ),
+    "merged_trajectory_mus, descendant": (
+        merged_trajectory_mus,
         lambda: sgd(ancestry=Checkpoint(sgd(), 1)),
         "start_independent_of_private_data",
     ),

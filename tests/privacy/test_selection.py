@@ -17,6 +17,7 @@ from dpmerge.privacy import (
     PrivacyProfile,
     RenyiProfile,
     SelectionProfile,
+    compose,
     selection_epsilons,
     selection_feasible,
     selection_renyi_epsilons,
@@ -113,6 +114,15 @@ def test_a_non_private_member_needs_a_probability_below_delta() -> None:
     assert many[0] == np.inf
     assert many[1] == pytest.approx(SelectionProfile(members, rows[1]).epsilon(1e-5), rel=1e-8)
     assert many[2] == pytest.approx(GaussianProfile(0.5).epsilon(1e-5), rel=1e-8)
+
+
+def test_a_mass_of_exactly_delta_at_infinity_leaves_nothing() -> None:
+    members = (GaussianProfile(1.0), NonPrivateProfile())
+    assert SelectionProfile(members, (1 - 1e-5, 1e-5)).epsilon(1e-5) == np.inf
+    assert selection_epsilons(members, [[1 - 1e-5, 1e-5]], 1e-5)[0] == np.inf
+    assert not selection_feasible(members, [[1 - 1e-5, 1e-5]], 100.0, 1e-5)[0]
+    pair = DiscreteProfile.from_points([(1.0, 1e-5)])
+    assert compose([pair, GaussianProfile(1.0)]).epsilon(1e-5) == np.inf
 
 
 def test_both_directions_are_mixed_before_the_larger_is_taken() -> None:

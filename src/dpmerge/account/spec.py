@@ -143,10 +143,14 @@ class Spec(_Strict):
         """From JSON text."""
         try:
             content = json.loads(text, object_pairs_hook=_without_duplicates)
+        except InvalidInput:
+            raise
         except UnicodeDecodeError as error:
             found = f"bytes that are not UTF-8 ({error.reason})"
             raise InvalidInput("spec", text, "JSON text in UTF-8", found=found) from None
         except json.JSONDecodeError as error:
+            raise InvalidInput("spec", text, "one JSON object", found=f"broken JSON ({error})") from None
+        except ValueError as error:
             raise InvalidInput("spec", text, "one JSON object", found=f"broken JSON ({error})") from None
         except RecursionError:
             raise InvalidInput("spec", text, "one JSON object", found="JSON nested too deeply") from None

@@ -42,7 +42,7 @@ from dpmerge.privacy.premises import (
 )
 from dpmerge.privacy.profile import NonPrivateProfile, PrivacyProfile
 from dpmerge.privacy.steps import MixtureStep
-from dpmerge.privacy.weightings import Alignment, chains, last_step_formula, merged_trajectory_mus
+from dpmerge.privacy.weightings import Alignment, chains, last_step_formula, merged_trajectory_formula
 
 MOST_SAMPLED_RUNS = 6
 """Poisson runs in one merged step: their mixture has 2^n components, each further run doubles the time."""
@@ -124,13 +124,8 @@ class Bound:
 
 def joint_release(combination: LinearCombination) -> Bound:
     """The composition of the exposed prefixes (the paper's worst case). Checkpoints of one run cost the latest."""
-    premises = common_premises(combination.support)
-    try:
-        profile: PrivacyProfile | None = Exposure.of(combination.support).profile()
-    except NoGuarantee as reason:
-        profile = None
-        premises.append(Premise("accounting_proved", False, f"nobody: {reason}"))
-    return Bound("joint_release", profile, tuple(premises))
+    support = combination.support
+    return _bound("joint_release", common_premises(support), lambda: Exposure.of(support).profile())
 
 
 def last_step(combination: LinearCombination) -> Bound:
@@ -143,11 +138,14 @@ def last_step(combination: LinearCombination) -> Bound:
         linear_last_update(support),
         only_release(),
     ]
-    profile = None
-    if all(premise.holds for premise in premises):
+
+    def profile() -> PrivacyProfile | None:
+        if not all(premise.holds for premise in premises):
+            return None
         mu = last_step_formula(support, [combination.support_weights], combination.release_noise)[0]
-        profile = _after_ancestors(support, GaussianProfile(float(mu)))
-    return Bound("last_step", profile, tuple(premises))
+        return _after_ancestors(support, GaussianProfile(float(mu)))
+
+    return _bound("last_step", premises, profile)
 
 
 def merged_trajectory(combination: LinearCombination, alignment: Alignment = "appended") -> Bound:
@@ -157,13 +155,15 @@ def merged_trajectory(combination: LinearCombination, alignment: Alignment = "ap
     step costs its full-batch value, because hidden states differ even when the record is not drawn.
     """
     support = combination.support
+    separate = separate_runs(support)
     bounded = bounded_update(support, combination.shared_affine)
-    premises = (*common_premises(support), *separate_runs(support), bounded, only_release())
-    return Bound(
-        "merged_trajectory_prepended" if alignment == "prepended" else "merged_trajectory",
-        _merged_trajectory_profile(combination, alignment) if _unmixed(premises) else None,
-        premises,
-    )
+
+    def profile() -> PrivacyProfile | None:
+        # There is a formula, proof or not, as soon as the runs are separate.
+        return _merged_trajectory_profile(combination, alignment) if all(p.holds for p in separate) else None
+
+    name = "merged_trajectory_prepended" if alignment == "prepended" else "merged_trajectory"
+    return _bound(name, [*common_premises(support), *separate, bounded, only_release()], profile)
 
 
 def hidden_state(combination: LinearCombination) -> Bound:
@@ -199,9 +199,12 @@ def tightest(bounds: Sequence[Bound], delta: float) -> tuple[Bound, float] | Non
     return best
 
 
-def _unmixed(premises: Sequence[Premise]) -> bool:
-    """merged_trajectory has a formula, proof or not, as soon as the runs are separate."""
-    return all(p.holds for p in premises if p.name in ("one_checkpoint_per_run", "no_run_descends_from_another"))
+def _bound(theorem: str, premises: list[Premise], profile: Callable[[], PrivacyProfile | None]) -> Bound:
+    """A bound whose profile may turn out to have no proved accounting, which is then one more failing premise."""
+    try:
+        return Bound(theorem, profile(), tuple(premises))
+    except NoGuarantee as reason:
+        return Bound(theorem, None, (*premises, Premise("accounting_proved", False, f"nobody: {reason}")))
 
 
 def _merged_trajectory_profile(combination: LinearCombination, alignment: Alignment) -> PrivacyProfile | None:
@@ -211,7 +214,7 @@ def _merged_trajectory_profile(combination: LinearCombination, alignment: Alignm
     if any(isinstance(c.run, DpSgd) and c.run.sampling is Sampling.SHUFFLED for c in support):
         return None
     if full_batch(support).holds or whole_update_clipped(support):
-        mu = merged_trajectory_mus(support, [combination.support_weights], alignment)[0]
+        mu = merged_trajectory_formula(support, [combination.support_weights], alignment)[0]
         return _after_ancestors(support, GaussianProfile(float(mu)))
     step = _sampled_step(combination) if one_step(support) else None
     return None if step is None else _after_ancestors(support, step)

@@ -21,7 +21,7 @@ from dpmerge.privacy.loss_distribution import LossDistributionProfile
 from dpmerge.privacy.profile import NonPrivateProfile, PrivacyProfile
 from dpmerge.privacy.renyi import RenyiProfile
 from dpmerge.privacy.selection import SelectionProfile
-from dpmerge.privacy.steps import GaussianStep, Step
+from dpmerge.privacy.steps import HOPELESS_RATIO, GaussianStep, Step
 
 
 def compose(profiles: Iterable[PrivacyProfile]) -> PrivacyProfile:
@@ -58,7 +58,7 @@ def _compose_continuous(parts: list[PrivacyProfile]) -> PrivacyProfile:
     curves = [part for part in parts if isinstance(part, RenyiProfile)]
     if curves:
         return _compose_renyi(curves, [part for part in parts if not isinstance(part, RenyiProfile)])
-    mu = float(np.sqrt(sum(part.mu**2 for part in parts if isinstance(part, GaussianProfile))))
+    mu = float(np.sqrt(sum(part.mu * part.mu for part in parts if isinstance(part, GaussianProfile))))
     steps: Counter[Step] = Counter()
     for part in parts:
         if isinstance(part, LossDistributionProfile):
@@ -67,7 +67,7 @@ def _compose_continuous(parts: list[PrivacyProfile]) -> PrivacyProfile:
             raise TypeError(f"cannot compose a {type(part).__name__}")
     if not steps:
         return GaussianProfile(mu)
-    if np.isinf(mu):
+    if mu > HOPELESS_RATIO:
         return NonPrivateProfile()
     if mu > 0:
         steps[GaussianStep(mu)] += 1
@@ -114,8 +114,7 @@ def optimal_composition(pairs: Sequence[tuple[float, float]], delta: float) -> f
     Each pair is replaced by the randomised response that dominates it; their losses are convolved without
     rounding up to 2^15 distinct sums and rounded up beyond.
     """
-    atoms = [DiscreteProfile.from_points([pair]) for pair in _pairs(pairs)]
-    return reduce(DiscreteProfile.convolved, atoms).epsilon(delta)
+    return compose(DiscreteProfile.from_points([pair]) for pair in _pairs(pairs)).epsilon(delta)
 
 
 def _pairs(pairs: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from dpmerge.errors import InvalidInput
 from dpmerge.privacy import domain
 from dpmerge.privacy.domain import Array
-from dpmerge.privacy.profile import PrivacyProfile
+from dpmerge.privacy.profile import SUM_ROUNDING, PrivacyProfile
 
 MOST_ATOMS = 2**15
 _LARGEST_EXPONENT = 700.0  # e^700 still is a double
@@ -38,7 +38,7 @@ class DiscreteProfile(PrivacyProfile):
         """The least private mechanism that is (ε, δ)-DP for every given point.
 
         >>> profile = DiscreteProfile.from_points([(1.0, 1e-6)])
-        >>> profile.delta(1.0), round(profile.delta(0.5), 6)
+        >>> round(profile.delta(1.0), 18), round(profile.delta(0.5), 6)
         (1e-06, 0.28765)
         """
         known = []
@@ -68,7 +68,7 @@ class DiscreteProfile(PrivacyProfile):
             part = flat[start : start + block, np.newaxis]
             shares = -np.expm1(np.minimum(part - self.losses, 0.0))
             delta[start : start + block] = self.infinity + shares @ self.probabilities
-        clipped = np.minimum(delta, 1.0).reshape(points.shape)
+        clipped = np.minimum(delta * SUM_ROUNDING, 1.0).reshape(points.shape)
         return clipped, clipped
 
     def renyi_divergence(self, orders: Array) -> Array:
@@ -102,8 +102,8 @@ class ShiftedProfile(PrivacyProfile):
         plus, minus = self.base.deltas(np.subtract.outer(points, self.atoms.losses))
         mass = self.atoms.probabilities
         return (
-            np.minimum(1.0, self.atoms.infinity + plus @ mass),
-            np.minimum(1.0, self.atoms.infinity + minus @ mass),
+            np.minimum(1.0, (self.atoms.infinity + plus @ mass) * SUM_ROUNDING),
+            np.minimum(1.0, (self.atoms.infinity + minus @ mass) * SUM_ROUNDING),
         )
 
     @property

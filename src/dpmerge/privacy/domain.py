@@ -20,6 +20,9 @@ Array = npt.NDArray[np.float64]
 SMALLEST, LARGEST = 1e-30, 1e30
 """Sizes outside would underflow or overflow when squared, and an underflow would make a cost vanish."""
 
+LARGEST_ORDER = 1e5
+"""Of a Rényi curve. Nothing is gained beyond, and a subsampled curve takes time in proportion."""
+
 SIMPLEX_TOLERANCE = 1e-9
 """How far a vector of weights or probabilities may be off the simplex before it is refused."""
 
@@ -28,7 +31,10 @@ def number(field: str, value: Any, accepted: str = "a number") -> float:
     """The value as a float; booleans, text and NaN are refused."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise InvalidInput(field, value, accepted)
-    result = float(value)
+    try:
+        result = float(value)
+    except OverflowError:
+        raise InvalidInput(field, value, accepted, found="a number beyond all doubles") from None
     if np.isnan(result):
         raise InvalidInput(field, value, accepted)
     return result
@@ -136,12 +142,12 @@ def instance(field: str, value: Any, kind: type | tuple[type, ...], accepted: st
 
 
 def orders(field: str, values: Sequence[float] | Array) -> Array:
-    """A grid of Rényi orders: at least one, each a finite number above 1, strictly increasing."""
-    accepted = "a non-empty, strictly increasing list of finite numbers > 1"
+    """A grid of Rényi orders: at least one, each above 1 and at most LARGEST_ORDER, strictly increasing."""
+    accepted = f"a non-empty, strictly increasing list of numbers > 1 and at most {LARGEST_ORDER:g}"
     try:
         grid = np.asarray([number(field, value, accepted) for value in values], dtype=float)
     except TypeError:
         raise InvalidInput(field, values, accepted) from None
-    if grid.size == 0 or not np.all(np.isfinite(grid)) or grid.min() <= 1 or np.any(np.diff(grid) <= 0):
+    if grid.size == 0 or grid.min() <= 1 or grid.max() > LARGEST_ORDER or np.any(np.diff(grid) <= 0):
         raise InvalidInput(field, list(values), accepted)
     return grid

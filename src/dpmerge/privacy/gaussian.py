@@ -46,7 +46,7 @@ class GaussianProfile(PrivacyProfile):
 
     def deltas(self, epsilon: npt.ArrayLike) -> tuple[Array, Array]:
         """Both directions alike, rounded up by the evaluation error."""
-        delta = np.minimum(1.0, gaussian_delta(self.mu, epsilon) * (1 + _EVALUATION_ERROR))
+        delta = np.minimum(1.0, gaussian_delta(self.mu, epsilon) * (1 + _evaluation_error(self.mu)))
         return delta, delta
 
     def epsilon(self, delta: float) -> float:
@@ -55,7 +55,7 @@ class GaussianProfile(PrivacyProfile):
 
     def renyi_divergence(self, orders: Array) -> Array:
         """RDP(α) = αμ²/2 (Mironov 2017)."""
-        return np.asarray(orders * (self.mu**2 / 2))
+        return np.asarray(orders * (self.mu * self.mu / 2))
 
 
 def gaussian_delta(mu: npt.ArrayLike, epsilon: npt.ArrayLike) -> Array:
@@ -86,12 +86,12 @@ def gaussian_epsilon(mu: npt.ArrayLike, delta: npt.ArrayLike) -> Array:
         return np.zeros(delta.shape)
     ordinary = (mu > 0) & (mu < 1e150)  # beyond that μ² overflows and ε is infinite for all purposes
     solved_mu = np.where(ordinary, mu, 1.0)
-    # Rounding of ε/μ − μ/2 costs digits in proportion to μ beyond the stated range; the margin grows with it.
-    log_target = np.log(delta) - 1.5 * _EVALUATION_ERROR * np.maximum(1.0, solved_mu / 1e3)
+    error = _evaluation_error(solved_mu)
+    log_target = np.log(delta) - 1.5 * error
     a = _newton(_starting_point(solved_mu, delta), solved_mu, log_target)
     epsilon = np.maximum(0.0, solved_mu * (a + solved_mu / 2))
     for _ in range(60):  # a rounding of the last product may still fall short: step up until the check holds
-        short = gaussian_delta(solved_mu, epsilon) * (1 + _EVALUATION_ERROR) > delta
+        short = gaussian_delta(solved_mu, epsilon) * (1 + error) > delta
         if not np.any(short):
             break
         epsilon = np.where(short, np.nextafter(epsilon * (1 + 1e-14) + 1e-16 * solved_mu, np.inf), epsilon)
@@ -104,16 +104,21 @@ def largest_mu(epsilon: float, delta: float) -> float:
     """The largest μ (from below) for which μ-GDP implies (ε, δ)-DP: one comparison then tests any candidate."""
     epsilon = domain.non_negative("epsilon", epsilon)
     domain.delta("delta", delta)
-    target = delta * (1 - _EVALUATION_ERROR)
     low, high = 0.0, 1.0
-    while gaussian_delta(high, epsilon) <= target:
+    while gaussian_delta(high, epsilon) * (1 + _evaluation_error(high)) <= delta:
         low, high = high, 2 * high
     while high - low > 1e-15 * high:
         middle = (low + high) / 2
         if middle in (low, high):
             break
-        low, high = (middle, high) if gaussian_delta(middle, epsilon) <= target else (low, middle)
+        fits = gaussian_delta(middle, epsilon) * (1 + _evaluation_error(middle)) <= delta
+        low, high = (middle, high) if fits else (low, middle)
     return low
+
+
+def _evaluation_error(mu: npt.ArrayLike) -> Array:
+    """Relative, of δ as computed here: ε/μ − μ/2 loses digits in proportion to μ beyond the stated range."""
+    return np.asarray(_EVALUATION_ERROR * np.maximum(1.0, np.asarray(mu) / 1e3))
 
 
 def _mills(x: Array) -> Array:

@@ -34,6 +34,9 @@ _LARGEST_GROWTH = 1e6
 """A product of factors beyond this is taken as infinite: a larger Lipschitz factor is always a valid one, and the
 rounding error of what follows grows with the product."""
 
+_SMALLEST_GROWTH = 1e-60
+"""A product of factors below this is taken as this."""
+
 _CHUNK = 2**15
 
 
@@ -46,12 +49,34 @@ class Chain:
     lipschitz: Array
 
     @cached_property
+    def start(self) -> int:
+        """The first step that matters: a factor of zero forgets everything before it."""
+        return max((step for step in range(1, self.shift.size) if self.lipschitz[step] == 0), default=0)
+
+    @cached_property
+    def factors(self) -> Array:
+        """The Lipschitz factors, enlarged where their product up to the end would become vanishingly small.
+
+        A larger factor is always a valid one; a product that underflows would stay zero however large the earlier
+        factors are.
+        """
+        factors = np.array(self.lipschitz, dtype=float)
+        growth = 1.0
+        for step in range(self.shift.size - 1, self.start, -1):
+            if growth * factors[step] < _SMALLEST_GROWTH:
+                factors[step] = _SMALLEST_GROWTH / growth
+            growth *= factors[step]
+            if growth > _LARGEST_GROWTH:
+                growth = 1.0
+        return factors
+
+    @cached_property
     def segments(self) -> list[slice]:
         """Stretches of steps between which no gap may remain, because it would grow beyond all bounds."""
-        starts = [0]
+        starts = [self.start]
         growth = 1.0
-        for step in range(self.shift.size - 1, 0, -1):
-            growth *= self.lipschitz[step]
+        for step in range(self.shift.size - 1, self.start, -1):
+            growth *= self.factors[step]
             if growth > _LARGEST_GROWTH:
                 starts.append(step)
                 growth = 1.0
@@ -60,7 +85,7 @@ class Chain:
 
     def growth(self, segment: slice) -> Array:
         """G: by how much a gap left at each step of a segment has grown at the segment's end."""
-        return np.append(np.cumprod(self.lipschitz[segment][:0:-1])[::-1], 1.0)
+        return np.append(np.cumprod(self.factors[segment][:0:-1])[::-1], 1.0)
 
     @cached_property
     def largest_growth(self) -> float:
@@ -160,7 +185,8 @@ def best_shifts(chains: Sequence[Chain], weights: Array, release_noise: float) -
 def priced(chains: Sequence[Chain], weights: Array, release_noise: float, shifts: Sequence[Array]) -> float:
     """μ as proved by given shifts, after projecting them to feasibility: any input gives a true bound.
 
-    A shift that would make a gap negative is cut down to close it; the last one closes the gap whatever it is.
+    Steps before a factor of zero are forgotten and need no shift. A shift that would make a gap negative is cut down
+    to close it; the last one closes the gap whatever it is.
     """
     spent, moved, variance = 0.0, 0.0, release_noise**2
     for chain, weight, proposed in zip(chains, weights, shifts, strict=True):
@@ -168,16 +194,23 @@ def priced(chains: Sequence[Chain], weights: Array, release_noise: float, shifts
             continue
         closing = {segment.stop - 1 for segment in chain.segments}
         gap, last = 0.0, chain.shift.size - 1
-        for step in range(last):
-            grown = (chain.lipschitz[step] * gap if gap > 0 else 0.0) + chain.shift[step]
-            taken = grown if step in closing else min(max(float(proposed[step]), 0.0), grown)
+        for step in range(chain.start, last):
+            grown = _grown(chain, step, gap)
+            wanted = float(proposed[step]) if proposed[step] > 0 else 0.0  # NaN asks for nothing
+            taken = grown if step in closing else min(wanted, grown)
             gap = grown - taken
             if taken > 0:
                 spent += (taken / chain.noise[step]) ** 2 if chain.noise[step] > 0 else np.inf
-        moved += weight * ((chain.lipschitz[last] * gap if gap > 0 else 0.0) + chain.shift[last])
+        moved += weight * _grown(chain, last, gap)
         variance += (weight * chain.noise[last]) ** 2
     shared = moved**2 / variance if variance > 0 else (np.inf if moved > 0 else 0.0)
-    return float(np.sqrt(spent + shared))
+    price = float(np.sqrt(spent + shared))
+    return price if price >= 0 else np.inf  # a NaN is no proof
+
+
+def _grown(chain: Chain, step: int, gap: float) -> float:
+    """The gap after a step's map and before its shift; at the first step that matters there is none to grow."""
+    return float((chain.factors[step] * gap if gap > 0 and step > chain.start else 0.0) + chain.shift[step])
 
 
 def _solve(chains: Sequence[Chain], rows: Array, tau: Array) -> tuple[Array, Array, list[npt.NDArray[np.intp]]]:
@@ -211,7 +244,7 @@ def _solve(chains: Sequence[Chain], rows: Array, tau: Array) -> tuple[Array, Arr
 
 def _shifts_of(chain: Chain, slope: float, vertex: int) -> Array:
     """Undo the scaling: along the minorant up to the vertex, along the line after it; the last step is left over."""
-    shifts = chain.shift.copy()
+    shifts = np.where(np.arange(chain.shift.size) < chain.start, 0.0, chain.shift)
     for segment, envelope in zip(chain.segments, [*chain.closed, chain.envelope], strict=True):
         slopes = envelope.slopes
         if envelope is chain.envelope:

@@ -19,20 +19,19 @@ import numpy as np
 
 from dpmerge.errors import InvalidInput, NoGuarantee
 from dpmerge.privacy import domain
+from dpmerge.privacy.composition import compose
 from dpmerge.privacy.domain import Array
 from dpmerge.privacy.exposure import Adjacency, Checkpoint, Mechanism
 from dpmerge.privacy.gaussian import GaussianProfile
 from dpmerge.privacy.loss_distribution import LossDistributionProfile, epsilon_curve
 from dpmerge.privacy.profile import NonPrivateProfile, PrivacyProfile
 from dpmerge.privacy.smoothness import DeclaredLipschitz, Smoothness
-from dpmerge.privacy.steps import GaussianStep, PoissonStep, Step
+from dpmerge.privacy.steps import HOPELESS_RATIO, PoissonStep, Step
 
 Choice = TypeVar("Choice", bound=StrEnum)
 
 MOST_STEPS = 10_000_000
 """Of one block: a run is expanded step by step."""
-
-_HOPELESS_RATIO = 500.0  # sensitivity over noise beyond which a sampled step is counted as no privacy at all
 
 
 class Sampling(StrEnum):
@@ -100,9 +99,9 @@ class Optimizer:
         domain.instance("optimizer.name", self.name, str, 'text, such as "sgd" or "adam"')
         object.__setattr__(self, "name", self.name.lower())
         domain.truth("nesterov", self.nesterov)
-        domain.non_negative("momentum", self.momentum)
+        domain.magnitude("momentum", self.momentum, zero=True)
         domain.fraction("dampening", self.dampening, zero=True)
-        domain.non_negative("weight_decay", self.weight_decay)
+        domain.magnitude("weight_decay", self.weight_decay, zero=True)
 
     @property
     def is_sgd(self) -> bool:
@@ -180,7 +179,7 @@ class DpSgd(Mechanism):
             accepted = "an integer ≥ 1 for shuffled batches, and left out for all others"
             raise InvalidInput("steps_per_epoch", self.steps_per_epoch, accepted)
         if sampling is Sampling.SHUFFLED:
-            domain.integer("steps_per_epoch", self.steps_per_epoch, least=1)
+            domain.integer("steps_per_epoch", self.steps_per_epoch, least=1, most=MOST_STEPS)
             if self.adjacency is Adjacency.ADD_REMOVE:
                 raise InvalidInput(
                     "sampling", "shuffled", "full_batch or poisson under add_remove; shuffled under replace_one only"
@@ -272,20 +271,17 @@ class DpSgd(Mechanism):
             )
         # dp_accounting's replace_one distribution models the two ends ±C of a replacement itself.
         reach = 1 if replace_one else self.sensitivity
-        counted = Counter(zip(self.noise_multipliers[:upto].tolist(), self.sampling_rates[:upto].tolist(), strict=True))
-        steps: Counter[Step] = Counter()
-        for (noise, rate), count in counted.items():
-            if noise * _HOPELESS_RATIO < reach:
-                return NonPrivateProfile()
-            step: Step = (
-                GaussianStep(self.sensitivity / noise)
-                if rate == 1
-                else PoissonStep(ratio=reach / noise, sampling_rate=rate, replace_one=replace_one)
-            )
-            steps[step] += count
-        if all(isinstance(step, GaussianStep) for step in steps):
-            return GaussianProfile(_composed_mu(self.sensitivity, self.noise_multipliers[:upto]))
-        return LossDistributionProfile.of(steps)
+        noise, rates = self.noise_multipliers[:upto], self.sampling_rates[:upto]
+        sampled = rates < 1
+        if np.any(noise[sampled] * HOPELESS_RATIO < reach):
+            return NonPrivateProfile()
+        counted = Counter(zip(noise[sampled].tolist(), rates[sampled].tolist(), strict=True))
+        steps: dict[Step, int] = {
+            PoissonStep(ratio=reach / sigma, sampling_rate=rate, replace_one=replace_one): count
+            for (sigma, rate), count in counted.items()
+        }
+        whole = GaussianProfile(_composed_mu(self.sensitivity, noise[~sampled]))
+        return compose([whole, LossDistributionProfile.of(steps)]) if steps else whole
 
 
 def _composed_mu(sensitivity: int, noise: Array) -> float:

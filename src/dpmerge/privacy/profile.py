@@ -22,6 +22,9 @@ Indices = npt.NDArray[np.intp]
 LARGEST_EPSILON = 2.0**40
 """Beyond this ε a guarantee says nothing to anybody; the solver answers infinity."""
 
+SUM_ROUNDING = 1 + 4e-15
+"""By this a sum of a few products of divergences is rounded up, so that a mass of exactly δ at infinity is not lost."""
+
 _AIM = 5e-12  # in log δ: how far to the safe side of the root the solver aims
 
 

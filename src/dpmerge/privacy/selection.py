@@ -19,7 +19,7 @@ from scipy.special import logsumexp
 from dpmerge.errors import InvalidInput
 from dpmerge.privacy import domain
 from dpmerge.privacy.domain import Array
-from dpmerge.privacy.profile import Bracket, Indices, PrivacyProfile, smallest_epsilon
+from dpmerge.privacy.profile import SUM_ROUNDING, Bracket, Indices, PrivacyProfile, smallest_epsilon
 from dpmerge.privacy.renyi import Conversion, renyi_epsilon
 
 _GRID = 2**12
@@ -57,7 +57,7 @@ class SelectionProfile(PrivacyProfile):
             member_plus, member_minus = member.deltas(points)
             plus = plus + probability * member_plus
             minus = minus + probability * member_minus
-        return plus, minus
+        return np.minimum(1.0, plus * SUM_ROUNDING), np.minimum(1.0, minus * SUM_ROUNDING)
 
     @property
     def least_delta(self) -> float:
@@ -114,7 +114,7 @@ def selection_feasible(
     for member in members:
         member.check_delta(delta)
     plus, minus = np.array([member.deltas(epsilon) for member in members]).T
-    return np.asarray((rows @ plus <= delta) & (rows @ minus <= delta))
+    return np.asarray((rows @ plus * SUM_ROUNDING <= delta) & (rows @ minus * SUM_ROUNDING <= delta))
 
 
 def selection_renyi_epsilons(
@@ -163,7 +163,7 @@ def _solve_rows(members: Sequence[PrivacyProfile], rows: Array, delta: float, gr
             member_plus, member_minus = both_ways(column)
             plus = plus + chosen[:, column] * member_plus
             minus = plus if symmetric else minus + chosen[:, column] * member_minus
-        return np.maximum(plus, minus)
+        return np.maximum(plus, minus) * SUM_ROUNDING
 
     def tabulated(place: Indices) -> Array:
         return mixed(lambda column: table[column][:, place], rows)

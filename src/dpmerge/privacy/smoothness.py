@@ -49,15 +49,15 @@ class Smoothness:
         if self.kind not in get_args(SmoothKind):
             raise InvalidInput("smoothness.kind", self.kind, ", ".join(get_args(SmoothKind)))
         if self.feature_bound is not None:
-            domain.positive("smoothness.feature_bound", self.feature_bound)
+            domain.magnitude("smoothness.feature_bound", self.feature_bound, zero=False)
         if self.beta is not None:
-            domain.non_negative("smoothness.beta", self.beta)
+            domain.magnitude("smoothness.beta", self.beta, zero=True)
         elif self.kind == "declared":
             raise InvalidInput("smoothness.beta", None, "a number ≥ 0: a declared smoothness is its beta")
         if self.records is not None:
-            domain.integer("smoothness.records", self.records, least=1)
+            domain.integer("smoothness.records", self.records, least=1, most=10**18)
         if self.divisor is not None:
-            domain.positive("smoothness.divisor", self.divisor)
+            domain.magnitude("smoothness.divisor", self.divisor, zero=False)
 
     @property
     def gradient_lipschitz(self) -> float | None:

@@ -34,7 +34,10 @@ STEP_ERROR = 1e-15
 """Absolute error in δ of one discretised step: differences of double-precision normal tails."""
 
 RENYI_ERROR = 1e-14
-"""Absolute error allowed for in log E[e^{(α−1)L}] of one subsampled step."""
+"""Error allowed for in log E[e^{(α−1)L}] of one subsampled step, absolute and relative."""
+
+HOPELESS_RATIO = 500.0
+"""Sensitivity over noise beyond which a step is counted as no privacy at all where it would have to be discretised."""
 
 _FRACTIONAL_FROM = 2.0  # fractional Rényi orders from here on are taken from dp_accounting, below from chords
 
@@ -182,15 +185,24 @@ def _discretised(adjacency: AdjacencyType, ratio: float, rate: float, interval: 
     bounds = GaussianPrivacyLoss(1.0 / ratio, sampling_prob=rate, adjacency_type=adjacency).connect_dots_bounds()
     lowest, highest = math.floor(bounds.epsilon_lower / interval), math.ceil(bounds.epsilon_upper / interval)
     deltas = _DIVERGENCES[adjacency](np.arange(lowest, highest + 1) * interval, ratio, rate)
+    assert np.all(np.isfinite(deltas)), f"divergence of a step with ratio {ratio} and rate {rate} is not a number"
+    deltas = np.maximum.accumulate(deltas[::-1])[::-1]  # rounding may break monotony; repaired upwards
     return _copied(dp_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(interval, lowest, highest, deltas))
 
 
 def _removal_delta(epsilon: Array, ratio: float, rate: float) -> Array:
     """H_ε((1−q)Q + qP, Q) = q·H_ε′(P, Q) with e^ε′ = 1 + (e^ε − 1)/q; 1 − e^ε where that is not positive."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        inner = np.log1p(np.expm1(epsilon) / rate)
-        amplified = rate * gaussian_delta(ratio, np.where(np.isfinite(inner), inner, 0.0))
-    return np.where(epsilon > np.log1p(-rate) if rate < 1 else True, amplified, -np.expm1(epsilon))
+    if rate == 1:
+        return gaussian_delta(ratio, epsilon)
+    certain = -np.expm1(np.minimum(epsilon, 0.0))  # what the undrawn part alone gives, below log(1 − q)
+    above = epsilon > np.log1p(-rate)
+    size = np.where(above, epsilon, 0.0)
+    with np.errstate(divide="ignore"):
+        small = np.log1p(np.expm1(np.minimum(size, 1.0)) / rate)
+        large = size - np.log(rate) + np.log1p((rate - 1) * np.exp(-np.maximum(size, 1.0)))
+    inner = np.where(size > 1.0, large, small)
+    amplified = rate * gaussian_delta(ratio, np.where(np.isfinite(inner), inner, 0.0))
+    return np.where(above & np.isfinite(inner), amplified, certain)
 
 
 def _addition_delta(epsilon: Array, ratio: float, rate: float) -> Array:
@@ -213,7 +225,7 @@ def _replacement_delta(epsilon: Array, ratio: float, rate: float) -> Array:
     # y = (m + √(m² + 4A²e^ε)) / 2A, in logarithms.
     root = np.logaddexp(2 * log_middle, np.log(4) + 2 * log_a + size) / 2
     x = (np.logaddexp(log_middle, root) - np.log(2) - log_a) / ratio
-    undrawn = (1 - rate) * np.exp(size) * -np.expm1(-size) * ndtr(-x)
+    undrawn = np.exp(log_middle + log_ndtr(-x))
     drawn = rate * (ndtr(ratio - x) - np.exp(size + log_ndtr(-ratio - x)))
     delta = np.clip(drawn - undrawn, 0.0, 1.0)
     return np.where(epsilon < 0, reflected(size, delta), delta)
@@ -287,5 +299,5 @@ def _accounted_renyi(ratio: float, rate: float, orders: Array) -> Array:
     with _quiet_absl():  # an order that does not converge comes out infinite, which is all there is to say
         accountant.compose(PoissonSampledDpEvent(rate, GaussianDpEvent(1.0 / ratio)))
     # A cumulant of rounding size may come out at or below zero, which dp_accounting would convert to ε = 0.
-    curve = np.maximum(accountant.rdp, 0.0) + RENYI_ERROR / np.minimum(orders - 1, 1.0)
+    curve = np.maximum(accountant.rdp, 0.0) * (1 + RENYI_ERROR) + RENYI_ERROR / np.minimum(orders - 1, 1.0)
     return np.where(np.isnan(curve), np.inf, curve)

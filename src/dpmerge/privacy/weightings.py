@@ -95,12 +95,18 @@ def merged_trajectory_mus(
     certifies, which for ordinary DP-SGD of two or more steps it does not.
     """
     checkpoints = _checkpoints(candidates)
+    _require([*separate_runs(checkpoints), started_afresh(checkpoints)])
+    return merged_trajectory_formula(checkpoints, weights, alignment)
+
+
+def merged_trajectory_formula(checkpoints: Sequence[Checkpoint], weights: npt.ArrayLike, alignment: Alignment) -> Array:
+    """μ of the runs' own steps, given where they started."""
     if alignment not in get_args(Alignment):
         raise InvalidInput("alignment", alignment, ", ".join(get_args(Alignment)))
     if alignment == "best":
         return np.minimum(
-            merged_trajectory_mus(checkpoints, weights, "appended"),
-            merged_trajectory_mus(checkpoints, weights, "prepended"),
+            merged_trajectory_formula(checkpoints, weights, "appended"),
+            merged_trajectory_formula(checkpoints, weights, "prepended"),
         )
     rows = _rows(checkpoints, weights)
     longest = max(checkpoint.step for checkpoint in checkpoints)
