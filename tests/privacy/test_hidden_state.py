@@ -230,17 +230,16 @@ def test_a_factor_of_zero_forgets_what_came_before(name: str) -> None:
 
 def test_contraction_after_expansion_does_not_underflow() -> None:
     """The product over the second half is far below the smallest double; over all steps it is one."""
+    truth = 0.0
     for half in (5, 50, 1000):
         factors = np.array([10.0] * half + [0.1] * half)
         chain = Chain(np.full(2 * half, 0.2), np.full(2 * half, 0.1), factors)
+        if half == 5:  # the linear value is exact for some losses; longer runs cost no less
+            truth = linear_chain_mus([chain], [[1.0]], 0.3)[0]
         mu = chain_mus([chain], [[1.0]], 0.3)[0]
-        linear = linear_chain_mus(
-            [Chain(chain.shift[-10:], chain.noise[-10:], np.array([10.0] * 5 + [0.1] * 5))], [[1.0]], 0.3
-        )
         weights = np.array([1.0])
         proved = priced([chain], weights, 0.3, best_shifts([chain], weights, 0.3))
-        assert mu >= 0.77
-        assert mu >= linear[0] * (1 - 1e-9) or half != 5
+        assert mu >= truth * (1 - 1e-9)
         assert proved == pytest.approx(mu, rel=1e-6)
 
 
