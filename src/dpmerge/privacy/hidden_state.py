@@ -156,8 +156,12 @@ class Envelope:
 def linear_chain_mus(chains: Sequence[Chain], weights: npt.ArrayLike, release_noise: npt.ArrayLike) -> Array:
     """μ = Σ λA / √(Σ λ²B² + τ²), the exact value for linear losses; elsewhere *not* a bound but a lower one."""
     rows, tau = _broadcast(weights, release_noise, len(chains))
-    reach = np.array([chain.shift[-1] + chain.envelope.reach[0] for chain in chains])
-    variance = np.array([chain.noise[-1] ** 2 + chain.envelope.time[0] for chain in chains])
+    reach, variance = np.zeros((2, len(chains)))
+    for place, chain in enumerate(chains):
+        with np.errstate(over="ignore", invalid="ignore"):
+            growth = np.append(np.cumprod(chain.lipschitz[:0:-1])[::-1], 1.0)
+        growth = np.minimum(np.nan_to_num(growth, nan=0.0), 1e100)  # beyond, their squares would overflow
+        reach[place], variance[place] = growth @ chain.shift, growth**2 @ chain.noise**2
     return _ratio(rows @ reach, np.sqrt(rows**2 @ variance + tau**2))
 
 
