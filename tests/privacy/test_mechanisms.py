@@ -268,6 +268,18 @@ def test_ancestors_are_exposed_once_at_their_latest() -> None:
     assert children[0].profile(upto=0).mu == pytest.approx(np.sqrt(1 + 5))  # type: ignore[attr-defined]
 
 
+def test_the_curve_of_a_descendant_begins_at_its_ancestors_cost() -> None:
+    parent = run(block(10), adjacency="add_remove")
+    for child in (
+        run(ancestry=Checkpoint(parent, 5), adjacency="add_remove"),
+        run(block(4, 1.0, q=0.1), ancestry=Checkpoint(parent, 5), adjacency="add_remove"),
+    ):
+        curve = child.prefix_epsilons(1e-5, [0, 2, 4])
+        assert curve[0] == pytest.approx(parent.profile(5).epsilon(1e-5), rel=1e-9)
+        for step, epsilon in zip((2, 4), curve[1:], strict=True):
+            assert epsilon == pytest.approx(child.profile(step).epsilon(1e-5), abs=1e-3)
+
+
 def test_imported_models_can_be_drawn_and_composed() -> None:
     common = {"adjacency": Adjacency.ADD_REMOVE}
     orders = (2.0, 4.0, 8.0, 16.0, 32.0)

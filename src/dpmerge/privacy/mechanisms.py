@@ -247,12 +247,12 @@ class DpSgd(Mechanism):
         return self._sampled_profile(upto)
 
     def prefix_epsilons(self, delta: float, steps: Sequence[int] | None = None) -> Array:
-        """ε at δ of every given prefix (by default all), from one discretisation of each distinct step.
+        """ε at δ of every given prefix (by default all), ancestors included.
 
-        Ancestors are not included: this is the run's own curve.
+        One discretisation of each distinct step and one inverse transform for each prefix.
         """
         chosen = range(1, self.steps + 1) if steps is None else steps
-        profiles = [self.own_profile(upto) for upto in chosen]
+        profiles = [self.profile(upto) for upto in chosen]
         sampled = [p for p in profiles if isinstance(p, LossDistributionProfile)]
         curve = iter(epsilon_curve(sampled, delta) if sampled else ())
         return np.array([next(curve) if isinstance(p, LossDistributionProfile) else p.epsilon(delta) for p in profiles])
