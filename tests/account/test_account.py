@@ -293,6 +293,12 @@ def test_the_certificate_line_says_what_it_rests_on() -> None:
     assert "the spec and its defaults" in printed
 
 
+def test_joint_release_covers_any_rule_that_chose_the_weights() -> None:
+    printed = run(spec({"blocks": [block(5)]}, weights=[1.0]))
+    assert "by joint_release" in printed
+    assert "whatever rule chose the weights" in printed
+
+
 def test_a_narrow_terminal_or_a_long_schedule_cuts_no_figure() -> None:
     blocks = [block(1, 10 + i / 7) for i in range(12)]
     result = CliRunner().invoke(

@@ -157,8 +157,12 @@ def _smoothness_premises(checkpoint: Checkpoint) -> list[Premise]:
     records = Premise("number_of_records_bounded", facts.records is not None, voice)
     if run.optimizer.weight_decay > 0:
         # Weight decay shrinks by learning rate × decay; the learning rate is effective rate × divisor.
-        divisor = Premise("divisor_known_for_weight_decay", facts.divisor is not None, voice)
-        known_facts = [known, records, divisor]
+        known_facts = [
+            known,
+            records,
+            Premise("divisor_known_for_weight_decay", facts.divisor is not None, voice),
+            Premise("weight_decay_outside_the_clipped_loss", True, run.vouched_by),
+        ]
     else:
         known_facts = [known, records]
     if facts.kind == "declared":
