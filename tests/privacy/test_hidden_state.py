@@ -248,3 +248,35 @@ def test_shifts_that_are_not_numbers_prove_nothing_false() -> None:
     best = chain_mus([chain], [[1.0]])[0]
     for nonsense in (np.nan, np.inf, -np.inf):
         assert priced([chain], np.array([1.0]), 0.0, [np.full(4, nonsense)]) >= best * (1 - 1e-12)
+
+
+@pytest.mark.parametrize("small", [1e-3, 2e-16, 1e-16, 1e-17, 1e-25])
+def test_a_last_step_that_is_tiny_beside_the_rest_still_counts(small: float) -> None:
+    chain = Chain(np.array([1.0, small]), np.array([1.0, small]), np.ones(2))
+    assert chain_mus([chain], [[1.0]])[0] == pytest.approx(np.sqrt(2), rel=1e-9)
+    wide = Chain(np.array([3.66e10, 8.25e-23]), np.array([1.29e37, 7.81e-32]), np.array([1.0, 7.02e-8]))
+    truth = float(hidden_state_taut.exact_mu(*lists([wide]), [1.0], 0.0))
+    assert chain_mus([wide], [[1.0]])[0] >= truth * (1 - 1e-9)
+
+
+def test_extreme_sizes_are_never_priced_below_fifty_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hidden_state_taut, "DIGITS", 200)
+    rng = np.random.default_rng(5)
+    for _ in range(150):
+        chains = []
+        for _ in range(rng.integers(1, 3)):
+            steps = int(rng.integers(1, 6))
+            sizes = 10.0 ** rng.uniform(-25, 25, (2, steps))
+            chains.append(Chain(sizes[0], sizes[1], 10.0 ** rng.uniform(-8, 8, steps)))
+        weights = rng.dirichlet(np.ones(len(chains)))
+        tau = float(rng.choice([0.0, 1e-10, 1.0, 1e10]))
+        truth = float(hidden_state_taut.exact_mu(*lists(chains), weights.tolist(), tau))
+        assert chain_mus(chains, [weights], tau)[0] >= truth * (1 - 1e-9)
+        assert priced(chains, weights, tau, best_shifts(chains, weights, tau)) >= truth * (1 - 1e-9)
+
+
+def test_the_linear_value_is_a_lower_bound_however_large_the_factors() -> None:
+    chain = Chain(np.array([0.001, 0.1, 0.001]), np.array([1.0, 100.0, 100.0]), np.array([0.001, 0.5, 1e200]))
+    assert linear_chain_mus([chain], [[1.0]], 0.0)[0] <= chain_mus([chain], [[1.0]], 0.0)[0]
+    endless = Chain(np.ones(3), np.ones(3), np.full(3, np.inf))
+    assert linear_chain_mus([endless], [[1.0]], 1.0)[0] <= chain_mus([endless], [[1.0]], 1.0)[0]

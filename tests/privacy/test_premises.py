@@ -14,10 +14,12 @@ from dpmerge.privacy import (
     Checkpoint,
     Clipping,
     DeclaredLipschitz,
+    DpSgd,
     LinearCombination,
     NonPrivate,
     Optimizer,
     Smoothness,
+    StepBlock,
     hidden_state,
     hidden_state_mus,
     joint_release,
@@ -43,6 +45,8 @@ def test_last_step_is_refused_with_its_premise(name: str) -> None:
     assert bound.profile is None
     assert failing(bound) == [premise]
 
+
+DIVIDED = Smoothness(kind="declared", beta=1.0, records=1000, divisor=1000)
 
 CERTIFYING_TRAJECTORIES = {
     "(a) one step": ([sgd(), sgd(noise=0.5)], None, True),
@@ -70,7 +74,21 @@ CERTIFYING_TRAJECTORIES = {
         "somebody",
         False,
     ),
-    "(c) equal weight decay": ([sgd([1.0] * 3, optimizer=Optimizer(weight_decay=0.1)) for _ in "ab"], "somebody", True),
+    "(c) equal weight decay": (
+        [sgd([1e-5] * 3, optimizer=Optimizer(weight_decay=0.1), smoothness=DIVIDED) for _ in "ab"],
+        "somebody",
+        True,
+    ),
+    "not (c): weight decay without a divisor": (
+        [sgd([1e-5] * 3, optimizer=Optimizer(weight_decay=0.1)) for _ in "ab"],
+        "somebody",
+        False,
+    ),
+    "not (c): small but unequal weight decay": (
+        [sgd([1e-8] * 3, optimizer=Optimizer(weight_decay=m), smoothness=DIVIDED) for m in (0.1, 0.0)],
+        "somebody",
+        False,
+    ),
     "not (c): momentum": ([sgd([1.0] * 3, optimizer=Optimizer(momentum=0.1)) for _ in "ab"], "somebody", False),
 }
 
@@ -168,6 +186,19 @@ def test_a_looser_bound_on_the_records_never_costs_less(kind: str, decay: float)
 
     found = [mu(records) for records in (5_000, 10_000, 20_000, 30_000, 200_000)]
     assert found == sorted(found)
+
+
+def test_a_factor_that_rounds_to_zero_does_not_forget_the_past() -> None:
+    """1 − 0.1·10 is −5.6e-17, not zero: times a state of 1e25 it is everything."""
+    facts = Smoothness(kind="declared", beta=0.0, records=1, divisor=1)
+    blocks = [
+        StepBlock(steps=1, noise_multiplier=0.01, clip_norm=1, learning_rate=1e25),
+        StepBlock(steps=1, noise_multiplier=1.0, clip_norm=1, learning_rate=0.1),
+    ]
+    run = DpSgd(blocks=blocks, adjacency=Adjacency.ADD_REMOVE, smoothness=facts, optimizer=Optimizer(weight_decay=10.0))
+    bound = hidden_state(LinearCombination.of_runs([run], [1.0]))
+    assert bound.mu is not None
+    assert bound.mu >= 100 * (1 - 1e-9)
 
 
 def test_weight_decay_needs_the_divisor() -> None:

@@ -149,20 +149,28 @@ class Envelope:
         )
 
     def vertex(self, slope: Array) -> npt.NDArray[np.intp]:
-        """The vertex from which a line of the given slope leaves the minorant."""
-        return np.searchsorted(self.slopes, slope, side="left")
+        """The vertex from which a line of the given slope leaves the minorant.
+
+        Near a tie it leaves later, which is feasible too (the price of what is left can only fall) and keeps the last
+        step's own shift from being lost to rounding beside a sum that is 1e16 times larger.
+        """
+        return np.searchsorted(self.slopes, slope * (1 + 1e-12), side="right")
 
 
 def linear_chain_mus(chains: Sequence[Chain], weights: npt.ArrayLike, release_noise: npt.ArrayLike) -> Array:
     """μ = Σ λA / √(Σ λ²B² + τ²), the exact value for linear losses; elsewhere *not* a bound but a lower one."""
     rows, tau = _broadcast(weights, release_noise, len(chains))
-    reach, variance = np.zeros((2, len(chains)))
-    for place, chain in enumerate(chains):
-        with np.errstate(over="ignore", invalid="ignore"):
-            growth = np.append(np.cumprod(chain.lipschitz[:0:-1])[::-1], 1.0)
-        growth = np.minimum(np.nan_to_num(growth, nan=0.0), 1e100)  # beyond, their squares would overflow
-        reach[place], variance[place] = growth @ chain.shift, growth**2 @ chain.noise**2
-    return _ratio(rows @ reach, np.sqrt(rows**2 @ variance + tau**2))
+    # Only ratios count: everything is measured in units of the largest growth, so that no product overflows.
+    logarithms = []
+    for chain in chains:
+        with np.errstate(divide="ignore"):
+            steps = np.log(np.minimum(chain.lipschitz[:0:-1], 1e300))
+        logarithms.append(np.append(np.cumsum(steps)[::-1], 0.0))
+    unit = max(float(each.max()) for each in logarithms)
+    growths = [np.exp(each - unit) for each in logarithms]
+    reach = np.array([growth @ chain.shift for growth, chain in zip(growths, chains, strict=True)])
+    variance = np.array([growth**2 @ chain.noise**2 for growth, chain in zip(growths, chains, strict=True)])
+    return _ratio(rows @ reach, np.sqrt(rows**2 @ variance + (tau * np.exp(-unit)) ** 2))
 
 
 def chain_mus(chains: Sequence[Chain], weights: npt.ArrayLike, release_noise: npt.ArrayLike = 0.0) -> Array:
@@ -214,7 +222,8 @@ def priced(chains: Sequence[Chain], weights: Array, release_noise: float, shifts
 
 def _grown(chain: Chain, step: int, gap: float) -> float:
     """The gap after a step's map and before its shift; at the first step that matters there is none to grow."""
-    return float((chain.factors[step] * gap if gap > 0 and step > chain.start else 0.0) + chain.shift[step])
+    grown = float(chain.factors[step]) * gap if gap > 0 and step > chain.start else 0.0
+    return grown + float(chain.shift[step])
 
 
 def _solve(chains: Sequence[Chain], rows: Array, tau: Array) -> tuple[Array, Array, list[npt.NDArray[np.intp]]]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dpmerge.privacy.domain import Array
 from dpmerge.privacy.exposure import Adjacency, Checkpoint, Mechanism
 from dpmerge.privacy.mechanisms import Clipping, DpSgd
 from dpmerge.privacy.releases import GaussianRelease
@@ -114,13 +115,25 @@ def whole_update_clipped(support: Sequence[Checkpoint]) -> bool:
 
 def _affine_maps_can_agree(support: Sequence[Checkpoint]) -> bool:
     """(c) cannot be true of runs of unequal length, with momentum, or whose weight decay shrinks differently."""
-    shrinkage = []
+    shrinkages = []
     for checkpoint in support:
         run = checkpoint.run
         if not isinstance(run, DpSgd) or not run.is_full_batch or not run.optimizer.is_plain:
             return False
-        shrinkage.append(run.rates[: checkpoint.step] * run.optimizer.weight_decay)
-    return all(s.shape == shrinkage[0].shape and np.allclose(s, shrinkage[0], rtol=1e-12) for s in shrinkage)
+        shrinkage = _shrinkage(run, checkpoint.step)
+        if shrinkage is None:
+            return False
+        shrinkages.append(shrinkage)
+    first = shrinkages[0]
+    return all(s.shape == first.shape and np.allclose(s, first, rtol=1e-12, atol=0) for s in shrinkages)
+
+
+def _shrinkage(run: DpSgd, upto: int) -> Array | None:
+    """By how much weight decay shrinks the state at each step; None if it does and the divisor is not known."""
+    if run.optimizer.weight_decay == 0:
+        return np.zeros(upto)
+    divisor = run.smoothness.divisor if isinstance(run.smoothness, Smoothness) else None
+    return None if divisor is None else np.asarray(run.rates[:upto] * divisor * run.optimizer.weight_decay)
 
 
 def hidden_state_premises(support: Sequence[Checkpoint]) -> list[Premise]:

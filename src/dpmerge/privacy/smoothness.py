@@ -87,11 +87,13 @@ class Smoothness:
         beta = self.gradient_lipschitz
         if beta is None or self.records is None or (weight_decay > 0 and self.divisor is None):
             return None
-        kept = 1 - rates * (self.divisor or 0.0) * weight_decay
+        shrunk = rates * (self.divisor or 0.0) * weight_decay
         curved = rates * self.records * beta
-        if self.kind == "declared":
-            return np.asarray(np.abs(kept) + curved)
-        return np.asarray(np.maximum(np.abs(kept), np.abs(kept - curved)))
+        kept = 1 - shrunk
+        convex = self.kind != "declared"
+        factors = np.maximum(np.abs(kept), np.abs(kept - curved)) if convex else np.abs(kept) + curved
+        # Rounded up by the error of the differences: a factor that only rounds to zero must not forget the past.
+        return np.asarray(factors + 2.0**-50 * (1 + shrunk + curved))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,8 +30,12 @@ from dpmerge.privacy.domain import Array
 from dpmerge.privacy.gaussian import gaussian_delta
 from dpmerge.privacy.profile import reflected
 
-STEP_ERROR = 1e-15
-"""Absolute error in δ of one discretised step: differences of double-precision normal tails."""
+STEP_ERROR = 5e-15
+"""Absolute error in δ(ε) of one discretised step, ε ≥ 0: 3.4e-15 was the most seen against 80 digits.
+
+Below zero errors of 5.5e-14 were seen. In a composition those count only with the probability that the loss of all
+other steps exceeds ε, which is of the order of δ.
+"""
 
 RENYI_ERROR = 1e-14
 """Error allowed for in log E[e^{(α−1)L}] of one subsampled step, absolute and relative."""
