@@ -280,3 +280,10 @@ def test_the_linear_value_is_a_lower_bound_however_large_the_factors() -> None:
     assert linear_chain_mus([chain], [[1.0]], 0.0)[0] <= chain_mus([chain], [[1.0]], 0.0)[0]
     endless = Chain(np.ones(3), np.ones(3), np.full(3, np.inf))
     assert linear_chain_mus([endless], [[1.0]], 1.0)[0] <= chain_mus([endless], [[1.0]], 1.0)[0]
+
+
+def test_sizes_at_the_edge_of_their_domain_are_told_apart() -> None:
+    """Slopes of 1e-300 and less must not look alike: pooling steps that rise would make the bound too small."""
+    tiny = Chain(np.array([1e-60, 1e-58, 1e-56]), np.full(3, 1e-88), np.array([1.0, 1e-30, 1e-28]))
+    scaled = Chain(tiny.shift * 1e60, tiny.noise * 1e60, tiny.lipschitz)
+    assert chain_mus([tiny], [[1.0]])[0] == pytest.approx(chain_mus([scaled], [[1.0]])[0], rel=1e-9)

@@ -18,6 +18,7 @@ iterate is the closed form of linear losses, and when no slope lies below c·λ_
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -131,7 +132,7 @@ class Envelope:
         length_of: list[int] = []
         for next_rise, next_time in zip(rises.tolist(), times.tolist(), strict=True):
             rise, time, length = next_rise, next_time, 1
-            while rise_of and rise_of[-1] * time >= rise * time_of[-1]:
+            while rise_of and _log_slope(rise_of[-1], time_of[-1]) >= _log_slope(rise, time):
                 rise, time, length = rise + rise_of.pop(), time + time_of.pop(), length + length_of.pop()
             rise_of.append(rise)
             time_of.append(time)
@@ -157,6 +158,13 @@ class Envelope:
         return np.searchsorted(self.slopes, slope * (1 + 1e-12), side="right")
 
 
+def _log_slope(rise: float, time: float) -> float:
+    """Compared in logarithms: the quotient of allowed sizes may be beyond a double."""
+    if time == 0:
+        return math.inf
+    return math.log(rise) - math.log(time) if rise > 0 else -math.inf
+
+
 def linear_chain_mus(chains: Sequence[Chain], weights: npt.ArrayLike, release_noise: npt.ArrayLike) -> Array:
     """μ = Σ λA / √(Σ λ²B² + τ²), the exact value for linear losses; elsewhere *not* a bound but a lower one."""
     rows, tau = _broadcast(weights, release_noise, len(chains))
@@ -170,7 +178,7 @@ def linear_chain_mus(chains: Sequence[Chain], weights: npt.ArrayLike, release_no
     growths = [np.exp(each - unit) for each in logarithms]
     reach = np.array([growth @ chain.shift for growth, chain in zip(growths, chains, strict=True)])
     variance = np.array([growth**2 @ chain.noise**2 for growth, chain in zip(growths, chains, strict=True)])
-    return _ratio(rows @ reach, np.sqrt(rows**2 @ variance + (tau * np.exp(-unit)) ** 2))
+    return ratio(rows @ reach, np.sqrt(rows**2 @ variance + (tau * np.exp(-unit)) ** 2))
 
 
 def chain_mus(chains: Sequence[Chain], weights: npt.ArrayLike, release_noise: npt.ArrayLike = 0.0) -> Array:
@@ -239,19 +247,20 @@ def _solve(chains: Sequence[Chain], rows: Array, tau: Array) -> tuple[Array, Arr
             weight, vertex = rows[:, column], vertices[column]
             moved += weight * (chain.shift[-1] + envelope.reach[vertex])
             variance += weight**2 * envelope.time[vertex]
-        price = _ratio(moved, variance)
+        price = ratio(moved, variance)
+        # Newton from the left: prices rise on the way (or fall by a rounding at a tie); no vertex is returned to.
         following = [
-            envelope.vertex(np.where(rows[:, column] > 0, price, 0.0) * rows[:, column])
-            for column, envelope in enumerate(envelopes)
+            np.maximum(vertex, envelope.vertex(np.where(rows[:, column] > 0, price, 0.0) * rows[:, column]))
+            for column, (vertex, envelope) in enumerate(zip(vertices, envelopes, strict=True))
         ]
         if all(np.array_equal(new, old) for new, old in zip(following, vertices, strict=True)):
             break
-        vertices = [np.maximum(new, old) for new, old in zip(following, vertices, strict=True)]
+        vertices = following
     spent = np.zeros(rows.shape[0])
     for column, (envelope, vertex) in enumerate(zip(envelopes, vertices, strict=True)):
         spent += np.where(rows[:, column] > 0, envelope.cost[vertex], 0.0)
     with np.errstate(invalid="ignore"):
-        cost = spent + _ratio(moved**2, variance)
+        cost = spent + ratio(moved**2, variance)
     return price, cost, vertices
 
 
@@ -280,7 +289,7 @@ def _broadcast(weights: npt.ArrayLike, release_noise: npt.ArrayLike, count: int)
     return rows, np.broadcast_to(tau, rows.shape[0]).astype(float)
 
 
-def _ratio(numerator: Array, denominator: Array) -> Array:
-    """numerator/denominator with 0/0 = 0 and x/0 = ∞."""
+def ratio(numerator: Array, denominator: Array) -> Array:
+    """numerator/denominator with 0/0 = 0 and x/0 = ∞: nothing moved costs nothing, moved without noise everything."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(numerator == 0, 0.0, np.asarray(numerator / denominator))

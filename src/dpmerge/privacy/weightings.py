@@ -18,7 +18,7 @@ from dpmerge.errors import InvalidInput, NoGuarantee
 from dpmerge.privacy import domain
 from dpmerge.privacy.domain import Array
 from dpmerge.privacy.exposure import Checkpoint, Mechanism
-from dpmerge.privacy.hidden_state import Chain, chain_mus, linear_chain_mus
+from dpmerge.privacy.hidden_state import Chain, chain_mus, linear_chain_mus, ratio
 from dpmerge.privacy.mechanisms import DpSgd
 from dpmerge.privacy.premises import (
     NoisyRun,
@@ -82,7 +82,7 @@ def last_step_formula(checkpoints: Sequence[Checkpoint], weights: npt.ArrayLike,
             costs = np.delete(costs, last)
         earlier[column] = float(np.sum(costs))
     tau = np.asarray(release_noise, dtype=float)
-    merged = _ratio((rows @ shift) ** 2, (rows**2) @ (noise**2) + tau**2)
+    merged = ratio((rows @ shift) ** 2, (rows**2) @ (noise**2) + tau**2)
     return np.sqrt(_supported_sum(rows, earlier) + merged)
 
 
@@ -125,7 +125,7 @@ def merged_trajectory_formula(checkpoints: Sequence[Checkpoint], weights: npt.Ar
         if spread.min(initial=1.0) > 0:
             moved /= spread
         else:
-            moved = _ratio(moved, spread)
+            moved = ratio(moved, spread)
         squares[start : start + _CHUNK] = moved.sum(axis=1)
     return np.sqrt(squares)
 
@@ -207,8 +207,3 @@ def _supported_sum(rows: Array, values: Array) -> Array:
     finite = np.where(np.isfinite(values), values, 0.0)
     infinite = ((rows > 0) & np.isinf(values)).any(axis=1)
     return np.where(infinite, np.inf, (rows > 0) @ finite)
-
-
-def _ratio(numerator: Array, denominator: Array) -> Array:
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(numerator == 0, 0.0, np.asarray(numerator / denominator))
