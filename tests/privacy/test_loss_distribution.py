@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from dp_accounting import NeighboringRelation
 from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 
 from dpmerge.errors import DeltaOutOfReach
-from dpmerge.privacy import GaussianProfile, LossDistributionProfile, compose
+from dpmerge.privacy import GaussianProfile, LossDistributionProfile, compose, steps
 from dpmerge.privacy.loss_distribution import LEAST_DELTA, epsilon_curve
 from dpmerge.privacy.steps import GaussianStep, MixtureStep, PoissonStep
 from oracle import tilted_convolution, trajectory_convolution
@@ -73,10 +75,25 @@ def test_single_steps_are_those_of_dp_accounting(sigma: float, q: float, replace
         assert mine.infinity == pytest.approx(dense._infinity_mass, abs=1e-20)
 
 
+@pytest.mark.parametrize(("sigma", "q"), [(1.0, 0.01), (16.0, 0.37), (5.0, 1e-3), (0.5, 0.004), (2.0, 1.0)])
+@pytest.mark.parametrize("interval", [1e-3, 1.25e-5])
+@pytest.mark.parametrize("relation", ["remove", "add", "replace_one"])
+def test_discretising_takes_nothing_from_the_divergence(sigma: float, q: float, interval: float, relation: str) -> None:
+    """At every grid point, below zero too, δ of the distribution is at least the δ it was made from, to 1e-15."""
+    pmf = sampled(sigma, q, relation == "replace_one").pmfs(interval)[1 if relation == "add" else 0]
+    function = {"remove": steps._removal_delta, "add": steps._addition_delta, "replace_one": steps._replacement_delta}
+    if relation == "add" and q == 1:
+        function["add"] = steps._removal_delta  # symmetric: one distribution serves both
+    exact = function[relation](pmf.losses, 1 / sigma, q)
+    mass, losses = pmf.probabilities, pmf.losses
+    for place in np.linspace(0, mass.size - 1, 25).astype(int):
+        above = slice(place + 1, None)
+        made = math.fsum([*(-np.expm1(losses[place] - losses[above]) * mass[above]).tolist(), pmf.infinity])
+        assert made >= exact[place] - 1e-15
+
+
 @pytest.mark.parametrize("relation", ["remove", "add", "replace_one"])
 def test_divergences_of_one_step_by_quadrature(relation: str) -> None:
-    from dpmerge.privacy import steps
-
     function = {"remove": steps._removal_delta, "add": steps._addition_delta, "replace_one": steps._replacement_delta}
     for sigma, q in ((1.0, 0.01), (0.7, 0.3), (5.0, 0.9), (2.0, 0.001)):
         for epsilon in (-0.5, -0.005, 0.0, 0.004, 0.1, 1.0):
@@ -102,14 +119,20 @@ def test_little_noise_with_sampling(sigma: float, replace_one: bool) -> None:
     assert profile.epsilon(0.2) < 0.3
 
 
+@pytest.mark.parametrize("replace_one", [False, True])
+@pytest.mark.parametrize(("sigma", "q"), [(1e30, 0.1), (1e10, 0.5), (1.0, 5e-324), (1.0, 1e-300), (1e6, 1e-9)])
+def test_steps_that_tell_nothing(sigma: float, q: float, replace_one: bool) -> None:
+    assert LossDistributionProfile.of({sampled(sigma, q, replace_one): 3}).epsilon(1e-9) == 0
+
+
 def test_hopelessly_little_noise_is_no_privacy() -> None:
     sampled_steps = LossDistributionProfile.of({sampled(1.0, 0.01): 3})
     assert compose([GaussianProfile(1e9), sampled_steps]).epsilon(1e-5) == np.inf
 
 
 def test_a_noise_schedule_does_not_take_minutes() -> None:
-    steps = {sampled(float(sigma), 0.01): 5 for sigma in np.geomspace(2, 0.8, 40)}
-    profile = LossDistributionProfile.of(steps)
+    schedule = {sampled(float(sigma), 0.01): 5 for sigma in np.geomspace(2, 0.8, 40)}
+    profile = LossDistributionProfile.of(schedule)
     weakest = LossDistributionProfile.of({sampled(0.8, 0.01): 200})
     assert 0 < profile.epsilon(1e-5) < weakest.epsilon(1e-5)
 

@@ -219,6 +219,17 @@ def test_an_ancestor_without_accounting_is_a_failing_premise_of_every_theorem() 
         assert "accounting_proved" in failing(bound)
 
 
+def test_a_sampled_step_without_noise_to_speak_of_is_no_privacy() -> None:
+    bound = merged_trajectory(LinearCombination.of_runs([sampled(noise=1e-20), sampled(noise=1e-20)], [0.5, 0.5]))
+    assert bound.epsilon(DELTA) == np.inf
+
+
+def test_one_sampled_run_among_many_full_batch_ones() -> None:
+    """Only the runs that sample double the number of outcomes."""
+    runs = [sampled(), *(sgd([1.0], 4.0, adjacency="add_remove") for _ in range(29))]
+    assert merged_trajectory(LinearCombination.of_runs(runs, [1 / 30] * 30)).certifies
+
+
 def test_merged_theorems_cover_one_release_only() -> None:
     combination = LinearCombination.of_runs([sgd(smoothness=DeclaredLipschitz(factors=1.0))], [1.0])
     for theorem in (last_step, merged_trajectory, hidden_state):

@@ -187,3 +187,12 @@ def test_renyi_accounting_is_no_tighter(name: str) -> None:
 def test_delta_outside_its_domain_is_refused(profile: PrivacyProfile, delta: float) -> None:
     with pytest.raises(ValueError, match="delta: got .*; accepted: a number strictly between 0 and 1"):
         profile.epsilon(delta)
+
+
+def test_a_divergence_that_is_not_a_number_is_never_small_enough() -> None:
+    class Broken(NonPrivateProfile):
+        def deltas(self, epsilon: object) -> tuple[np.ndarray, np.ndarray]:
+            nothing = np.full(np.shape(epsilon), np.nan)
+            return nothing, nothing
+
+    assert Broken().epsilon(1e-5) == np.inf

@@ -157,6 +157,12 @@ def test_renyi_maps_agree_with_single_curves_and_skip_unused_members() -> None:
         assert epsilon == pytest.approx(expected, rel=1e-10)
 
 
+@pytest.mark.parametrize("curves", [[[0.1, -1e-9]], [[0.1, 0.2, 0.3]], [0.1]])
+def test_bad_curves_are_refused(curves: list[list[float]]) -> None:
+    with pytest.raises(InvalidInput, match="curves: got an array of shape .*; accepted: one row a member of 2"):
+        selection_renyi_epsilons(np.array(curves), [[1.0]], 1e-5, np.array([2.0, 3.0]), "improved")
+
+
 BAD_PROBABILITIES = {
     "too few": (1.0,),
     "too many": (0.5, 0.25, 0.25),

@@ -41,7 +41,7 @@ from dpmerge.privacy.premises import (
     whole_update_clipped,
 )
 from dpmerge.privacy.profile import NonPrivateProfile, PrivacyProfile
-from dpmerge.privacy.steps import MixtureStep
+from dpmerge.privacy.steps import HOPELESS_RATIO, MixtureStep
 from dpmerge.privacy.weightings import Alignment, chains, last_step_formula, merged_trajectory_formula
 
 MOST_SAMPLED_RUNS = 6
@@ -245,11 +245,13 @@ def _sampled_step(combination: LinearCombination) -> PrivacyProfile | None:
     if variance == 0:
         return NonPrivateProfile()
     outcomes: dict[float, float] = {}
-    for drawn in product((False, True), repeat=len(shifts)):
+    for drawn in product(*((True,) if rate == 1 else (False, True) for rate in rates)):
         chance = float(np.prod([rate if d else 1 - rate for d, rate in zip(drawn, rates, strict=True)]))
         if chance > 0:
             total = sum(shift for shift, d in zip(shifts, drawn, strict=True) if d) / float(np.sqrt(variance))
             outcomes[total] = outcomes.get(total, 0.0) + chance
+    if max(outcomes) > HOPELESS_RATIO:
+        return NonPrivateProfile()
     return LossDistributionProfile.of({MixtureStep(tuple(outcomes), tuple(outcomes.values())): 1})
 
 

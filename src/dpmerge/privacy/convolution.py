@@ -18,11 +18,11 @@ from scipy.fft import irfft, next_fast_len, rfft
 from scipy.signal import lfilter
 
 from dpmerge.privacy.domain import Array
-from dpmerge.privacy.steps import STEP_ERROR, LossPmf, Step
+from dpmerge.privacy.steps import LossPmf, Step
 
 COARSEST_INTERVAL = 1e-4  # for a composition of many steps; a single dear one may be coarser
 _FINEST_INTERVAL = 1e-8
-_TAIL = 1e-15  # mass allowed beyond the window, put back at infinity
+_TAIL = 1e-15  # mass allowed beyond either end of the window, put back at infinity
 _MOST_BINS = 2**22
 _UNIT_ROUNDOFF = 2.0**-53
 _SUMMATION_ERROR = 1e-12  # relative, of tail sums, beside a part that grows with the number of terms
@@ -168,7 +168,7 @@ class _Transforms:
         low, high = window
         circular = irfft(spectrum, self._length)
         mass = np.maximum(np.concatenate([circular[self._length + low :], circular[: high + 1]]), 0.0)
-        slack = self._rounding_error(composition, spectrum[:relevant]) + _TAIL
+        slack = self._rounding_error(composition, spectrum[:relevant]) + 2 * _TAIL
         survives = sum(n * np.log1p(-self._pmfs[step].infinity) for step, n in composition.items())
         offset = sum(count * self._centres[step] for step, count in composition.items())
         pmf = LossPmf(self.interval, low + offset, mass, float(-np.expm1(survives)) + slack)
@@ -185,13 +185,10 @@ class _Transforms:
         norm = np.sqrt(2 * np.sum(np.abs(spectrum) ** 2))
         single = sum(n * np.linalg.norm(self._pmfs[step].probabilities) for step, n in composition.items())
         transform = _UNIT_ROUNDOFF * np.log2(self._length) * norm * (4 + single)
-        return float(transform + STEP_ERROR * sum(composition.values()))
+        return float(transform + sum(n * step.error for step, n in composition.items()))
 
     def _window(self, composition: Composition, orders: Array, cumulants: Mapping[Step, Array]) -> tuple[int, int]:
-        """Centred grid indices outside of which lies at most _TAIL of mass on either side (Chernoff).
-
-        What falls off the left end wraps round to the right, where it only raises δ.
-        """
+        """Centred grid indices outside of which lies at most _TAIL of mass on either side (Chernoff)."""
         low = high = 0
         for step, count in composition.items():
             pmf = self._pmfs[step]

@@ -108,10 +108,11 @@ def smallest_epsilon(
         bracket = Bracket(low, high, delta_at(low, everything), delta_at(high, everything))
     with np.errstate(divide="ignore"):
         low, high = np.array(bracket.low, dtype=float), np.array(bracket.high, dtype=float)
-        low_excess, high_excess = (np.log(d) - np.log(target) for d in (bracket.delta_low, bracket.delta_high))
+        low_excess = _log_ratio(bracket.delta_low, target)
+        high_excess = _log_ratio(bracket.delta_high, target)
 
         def excess(epsilon: Array, which: Indices) -> Array:
-            return np.asarray(np.log(delta_at(epsilon, which)) - np.log(target[which]))
+            return _log_ratio(delta_at(epsilon, which), target[which])
 
         # A lower end that fits already: zero is the only smaller one worth asking.
         which = np.flatnonzero(low_excess <= 0)
@@ -128,6 +129,11 @@ def smallest_epsilon(
             high_excess[reached] = excess(high[reached], reached)
         _shrink(excess, low, high, low_excess, high_excess)
     return high
+
+
+def _log_ratio(delta: Array, target: Array) -> Array:
+    """log(δ/target), positive where δ is too large; a δ that is not a number is too large."""
+    return np.log(np.where(np.isnan(delta), np.inf, delta)) - np.log(target)
 
 
 def _shrink(

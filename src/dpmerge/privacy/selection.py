@@ -124,6 +124,9 @@ def selection_renyi_epsilons(
     domain.delta("delta", delta)
     orders = domain.orders("orders", orders)
     rows = domain.simplex_rows("probabilities", probabilities, len(curves))
+    if np.shape(curves) != (len(curves), orders.size) or np.any(np.asarray(curves) < 0):
+        accepted = f"one row a member of {orders.size} numbers ≥ 0 (infinity where nothing is known)"
+        raise InvalidInput("curves", curves, accepted, found=f"an array of shape {np.shape(curves)}")
     exponents = (orders - 1) * np.where(np.isfinite(curves), curves, -np.inf)
     largest = np.maximum(exponents.max(axis=0), 0.0)
     scaled = np.exp(exponents - largest)
