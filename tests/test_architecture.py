@@ -13,6 +13,7 @@ SOURCE = Path(dpmerge.__file__).parent
 
 # Each part may import the parts before it and itself. `errors` is free for all.
 ORDER = [
+    "documents",
     "privacy",
     "account",
     "portfolio",

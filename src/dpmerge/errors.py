@@ -1,9 +1,22 @@
 """The errors dpmerge raises, as one tree.
 
     DpmergeError
-    ├── InvalidInput       a value that is wrong: which one, what it was, what is accepted (also a ValueError)
-    └── NoGuarantee        a fair question to which no theorem gives a finite answer
-        └── DeltaOutOfReach    δ is below what floating-point accounting can promise
+    ├── InvalidInput           a value that is wrong: which one, what it was, what is accepted (also a ValueError)
+    │   └── PortfolioError     something wrong in a file of a portfolio: which file, which field
+    │       ├── BadManifest        privacy.json or portfolio.yaml is not what it should be
+    │       ├── UnsafePath         a file name that leads out of the run's folder
+    │       ├── PickleRefused      weights in a format that can run code
+    │       ├── BadCheckpoint      a safetensors file that is broken, ambiguous or not finite
+    │       ├── DigestMismatch     a file is not the one that was recorded
+    │       ├── MixedPortfolio     runs on different data, units or adjacencies, or two runs with one name
+    │       ├── TensorMismatch     models of different names, shapes or dtypes
+    │       ├── NotIndependent     runs that share their noise
+    │       ├── MissingParent      a run that started from a private one that is not there
+    │       ├── NotCombinable      runs that can be selected from but not averaged
+    │       └── PrivateMetric      a metric that must not be used for planning
+    ├── NoGuarantee            a fair question to which no theorem gives a finite answer
+    │   └── DeltaOutOfReach        δ is below what floating-point accounting can promise
+    └── CannotRecord           a training loop whose privacy cannot be recorded truthfully
 
 A message is one line. It names the field, the value found there and what would be accepted instead.
 """
@@ -31,6 +44,68 @@ class InvalidInput(DpmergeError, ValueError):
     def within(self, place: str) -> InvalidInput:
         """The same error, its field named from further out."""
         return InvalidInput(f"{place}.{self.field}", self.value, self.accepted, found=self.found)
+
+
+class PortfolioError(InvalidInput):
+    """A portfolio that cannot be used as it stands; `file` is where to look, `field` what to look at there."""
+
+    def __init__(self, file: object, field: str, value: object, accepted: str, *, found: str | None = None) -> None:
+        self.file = str(file)
+        super().__init__(field, value, accepted, found=found)
+        self.args = (f"{self.file}: {self.args[0]}",)
+
+
+class BadManifest(PortfolioError):
+    """A manifest that cannot be read, is incomplete or contradicts itself."""
+
+    @classmethod
+    def of(cls, file: object, error: InvalidInput) -> BadManifest:
+        """The same complaint, with the file it is about."""
+        return cls(file, error.field, error.value, error.accepted, found=error.found)
+
+
+class UnsafePath(PortfolioError):
+    """A file name that is not a plain relative path inside the run's folder."""
+
+
+class PickleRefused(PortfolioError):
+    """Weights stored as a pickle, which is a program."""
+
+
+class BadCheckpoint(PortfolioError):
+    """A safetensors file that is broken, ambiguous, or holds values that are not finite."""
+
+
+class DigestMismatch(PortfolioError):
+    """The file is not the one that was recorded."""
+
+
+class MixedPortfolio(PortfolioError):
+    """Runs that do not speak about the same thing: dataset, unit, adjacency, or two runs with one name."""
+
+
+class TensorMismatch(PortfolioError):
+    """Models whose tensors differ in name, shape or dtype."""
+
+
+class NotIndependent(PortfolioError):
+    """Two runs with the same noise."""
+
+
+class MissingParent(PortfolioError):
+    """A run that started from a privately trained checkpoint which is not in the portfolio."""
+
+
+class NotCombinable(PortfolioError):
+    """Models that must not be averaged: they started from, or keep frozen, different weights."""
+
+
+class PrivateMetric(PortfolioError):
+    """A metric measured on private data: choosing by it is a release nobody has paid for."""
+
+
+class CannotRecord(DpmergeError):
+    """A training loop whose privacy cannot be recorded truthfully; raised before the step it concerns is taken."""
 
 
 class NoGuarantee(DpmergeError):

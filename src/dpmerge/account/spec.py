@@ -7,12 +7,12 @@ vectors that do not match the runs, lists that do not match their steps.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
+from dpmerge.documents import Strict, read_bytes, strict_json, validated
 from dpmerge.errors import InvalidInput
 from dpmerge.privacy import domain
 from dpmerge.privacy.exposure import Adjacency
@@ -29,11 +29,7 @@ _VOUCHER = "the spec and its defaults"
 divisor are its defaults, and whoever wrote it stands by them."""
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class BlockSpec(_Strict):
+class BlockSpec(Strict):
     """Consecutive steps with one noise multiplier and clip norm."""
 
     steps: int = Field(ge=1, description="an integer ≥ 1")
@@ -56,7 +52,7 @@ class BlockSpec(_Strict):
         )
 
 
-class SmoothnessSpec(_Strict):
+class SmoothnessSpec(Strict):
     """What is known of the per-example loss (theorem hidden_state)."""
 
     kind: SmoothKind = Field(description='"logistic", "huber", "squared", "softmax" or "declared"')
@@ -80,7 +76,7 @@ class SmoothnessSpec(_Strict):
         )
 
 
-class RunSpec(_Strict):
+class RunSpec(Strict):
     """One DP-SGD run."""
 
     blocks: list[BlockSpec] = Field(min_length=1, description="a non-empty list of blocks of steps")
@@ -122,7 +118,7 @@ class RunSpec(_Strict):
         )
 
 
-class Spec(_Strict):
+class Spec(Strict):
     """Runs on one dataset, and the selection or combination of them to account for."""
 
     adjacency: Literal["replace_one", "add_remove"] = Field(description='"replace_one" or "add_remove"')
@@ -141,23 +137,7 @@ class Spec(_Strict):
     @classmethod
     def parse(cls, text: str | bytes) -> Spec:
         """From JSON text."""
-        try:
-            content = json.loads(text, object_pairs_hook=_without_duplicates)
-        except InvalidInput:
-            raise
-        except UnicodeDecodeError as error:
-            found = f"bytes that are not UTF-8 ({error.reason})"
-            raise InvalidInput("spec", text, "JSON text in UTF-8", found=found) from None
-        except json.JSONDecodeError as error:
-            raise InvalidInput("spec", text, "one JSON object", found=f"broken JSON ({error})") from None
-        except ValueError as error:
-            raise InvalidInput("spec", text, "one JSON object", found=f"broken JSON ({error})") from None
-        except RecursionError:
-            raise InvalidInput("spec", text, "one JSON object", found="JSON nested too deeply") from None
-        try:
-            spec = cls.model_validate(content)
-        except ValidationError as error:
-            raise _explained(error) from None
+        spec = validated(cls, strict_json(text, "spec"), "spec")
         spec.mechanisms()
         spec.orders()
         for field, vector in (("probabilities", spec.probabilities), ("weights", spec.weights)):
@@ -168,12 +148,7 @@ class Spec(_Strict):
     @classmethod
     def read(cls, path: Path) -> Spec:
         """From a file."""
-        try:
-            return cls.parse(path.read_bytes())
-        except OSError as error:
-            raise InvalidInput(
-                str(path), path, "a readable JSON file", found=f"an error: {error.strerror or error}"
-            ) from None
+        return cls.parse(read_bytes(path))
 
     def mechanisms(self) -> list[DpSgd]:
         """The runs, each an object of its own: its noise is independent of the others'."""
@@ -194,51 +169,3 @@ def _placed(place: str, build: Any) -> Any:
         return build()
     except InvalidInput as error:
         raise error.within(place) from None
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in fields:
-            raise InvalidInput(name, value, "each field once", found="the same field twice")
-        fields[name] = value
-    return fields
-
-
-_DESCRIPTIONS = {
-    name: str(field.description)
-    for model in (BlockSpec, SmoothnessSpec, RunSpec, Spec)
-    for name, field in model.model_fields.items()
-}
-_KNOWN_FIELDS: dict[str, type[BaseModel]] = {"runs": RunSpec, "blocks": BlockSpec, "smoothness": SmoothnessSpec}
-
-
-def _explained(error: ValidationError) -> InvalidInput:
-    """The first problem pydantic found, as one line."""
-    problems = error.errors(include_url=False)
-    # Of a value that fits neither of two types the branch that got furthest says most.
-    same = [
-        p
-        for p in problems
-        if [x for x in p["loc"] if x in _DESCRIPTIONS] == [x for x in problems[0]["loc"] if x in _DESCRIPTIONS]
-    ]
-    problem = max(same or problems, key=lambda p: sum(isinstance(part, int) for part in p["loc"]))
-    path = ""
-    innermost = ""
-    owner: type[BaseModel] = Spec
-    for part in problem["loc"]:
-        if isinstance(part, int):
-            path += f"[{part}]"
-        elif part in _DESCRIPTIONS or problem["type"] == "extra_forbidden":
-            path += f".{part}" if path else part
-            owner = _KNOWN_FIELDS.get(innermost, owner)
-            innermost = part
-    value = problem["input"]
-    if problem["type"] == "extra_forbidden":
-        return InvalidInput(path, value, ", ".join(owner.model_fields), found="an unknown field")
-    accepted = _DESCRIPTIONS.get(innermost, "one JSON object with " + ", ".join(Spec.model_fields))
-    if problem["loc"] and isinstance(problem["loc"][-1], int) and innermost in _KNOWN_FIELDS:
-        accepted = "an object with " + ", ".join(_KNOWN_FIELDS[innermost].model_fields)
-    if problem["type"] == "missing":
-        return InvalidInput(path, value, accepted, found="nothing")
-    return InvalidInput(path or "spec", value, accepted)

@@ -22,7 +22,7 @@ from dpmerge.privacy.loss_distribution import LossDistributionProfile
 from dpmerge.privacy.mechanisms import Clipping, DpSgd, Optimizer, Sampling, StepBlock
 from dpmerge.privacy.premises import Premise
 from dpmerge.privacy.profile import NonPrivateProfile, PrivacyProfile
-from dpmerge.privacy.releases import ApproximateDp, GaussianRelease, NonPrivate, RenyiMechanism
+from dpmerge.privacy.releases import ApproximateDp, GaussianRelease, NonPrivate, RenyiMechanism, Unaccounted
 from dpmerge.privacy.renyi import DEFAULT_ORDERS, RenyiProfile
 from dpmerge.privacy.selection import (
     SelectionProfile,
@@ -67,6 +67,7 @@ __all__ = [
     "SelectionProfile",
     "Smoothness",
     "StepBlock",
+    "Unaccounted",
     "advanced_composition",
     "basic_composition",
     "compose",

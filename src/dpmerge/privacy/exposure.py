@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from dpmerge.errors import InvalidInput
+from dpmerge.errors import InvalidInput, NoGuarantee
 from dpmerge.privacy import domain
 from dpmerge.privacy.composition import compose
 from dpmerge.privacy.profile import PrivacyProfile
@@ -32,6 +32,8 @@ class Mechanism(ABC):
     adjacency: Adjacency
     label: str
     ancestry: Checkpoint | None = None
+    independent_noise: bool = True
+    """Whether anybody vouches that its randomness was drawn independently of every other run's."""
 
     @property
     @abstractmethod
@@ -87,7 +89,13 @@ class Exposure:
         return Exposure.of(Checkpoint(run, step) for part in (self, other) for run, step in part.steps.items())
 
     def profile(self) -> PrivacyProfile:
-        """The joint release of everything exposed."""
+        """The joint release of everything exposed; refused for several runs if the noise of one may be another's."""
+        runs = [run for run, step in self.steps.items() if step > 0]
+        if len(runs) > 1 and (unknown := [run.label for run in runs if not run.independent_noise]):
+            raise NoGuarantee(
+                f"nobody says where the noise of {', '.join(unknown)} came from; "
+                "runs that share a noise seed cost more than their sum"
+            )
         return compose([run.own_profile(step) for run, step in self.steps.items()])
 
 

@@ -31,7 +31,7 @@ from dpmerge.privacy.steps import HOPELESS_RATIO, PoissonStep, Step
 Choice = TypeVar("Choice", bound=StrEnum)
 
 MOST_STEPS = 10_000_000
-"""Of one block: a run is expanded step by step."""
+"""Of one run: it is expanded step by step."""
 
 
 class Sampling(StrEnum):
@@ -149,6 +149,7 @@ class DpSgd(Mechanism):
     optimizer: Optimizer = field(default_factory=Optimizer)
     smoothness: Smoothness | DeclaredLipschitz | None = None
     ancestry: Checkpoint | None = None
+    independent_noise: bool = True
     label: str = "run"
     vouched_by: str = "the run's record"
 
@@ -160,7 +161,9 @@ class DpSgd(Mechanism):
             raise InvalidInput("blocks", [], "at least one block of steps")
         for position, block in enumerate(self.blocks):
             domain.instance(f"blocks[{position}]", block, StepBlock, "a StepBlock")
+        domain.integer("steps of all blocks", self.steps, least=1, most=MOST_STEPS)
         domain.truth("flat_clipping", self.flat_clipping)
+        domain.truth("independent_noise", self.independent_noise)
         domain.instance("optimizer", self.optimizer, Optimizer, "an Optimizer")
         kinds = (Smoothness, DeclaredLipschitz, type(None))
         domain.instance("smoothness", self.smoothness, kinds, "a Smoothness, a DeclaredLipschitz or None")

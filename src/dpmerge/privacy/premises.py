@@ -44,9 +44,18 @@ def started_afresh(support: Sequence[Checkpoint]) -> Premise:
     return Premise("start_independent_of_private_data", holds, _records(support))
 
 
+def independent_noise(support: Sequence[Checkpoint]) -> Premise:
+    """Of several runs, each must have noise of its own; a single one may come from anywhere."""
+    runs = {c.run for checkpoint in support for c in (checkpoint, *checkpoint.ancestors)}
+    holds = len(runs) == 1 or all(run.independent_noise for run in runs)
+    return Premise(
+        "independent_noise", holds, _records(support) if holds else "nobody: a run's noise source is unknown"
+    )
+
+
 def common_premises(support: Sequence[Checkpoint]) -> list[Premise]:
     """What every theorem about several runs rests on."""
-    premises = [Premise("independent_noise", True, _records(support))]
+    premises = [independent_noise(support)]
     if any(c.run.adjacency is Adjacency.ADD_REMOVE and isinstance(c.run, DpSgd) for c in support):
         # Dividing by the true number of records would make both the shift and the noise depend on the record.
         premises.append(Premise("public_divisor", True, _records(support)))

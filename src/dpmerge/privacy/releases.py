@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dpmerge.errors import NoGuarantee
 from dpmerge.privacy import domain
 from dpmerge.privacy.discrete import DiscreteProfile
 from dpmerge.privacy.domain import Array
@@ -27,11 +28,14 @@ class OneShot(Mechanism):
     """A mechanism without steps: it was released or it was not."""
 
     adjacency: Adjacency
+    ancestry: Checkpoint | None = None
+    independent_noise: bool = True
     label: str = "release"
     vouched_by: str = "the release's record"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "adjacency", enum_member("adjacency", self.adjacency, Adjacency))
+        domain.truth("independent_noise", self.independent_noise)
 
     @property
     def steps(self) -> int:
@@ -116,3 +120,27 @@ class NonPrivate(OneShot):
 
     def _released(self) -> PrivacyProfile:
         return NonPrivateProfile()
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Unaccounted(Mechanism):
+    """A run about which too little is known: it has no number, whatever is asked."""
+
+    adjacency: Adjacency
+    length: int
+    reason: str
+    label: str = "run"
+    ancestry: Checkpoint | None = None
+    vouched_by: str = "nobody"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "adjacency", enum_member("adjacency", self.adjacency, Adjacency))
+        domain.integer("length", self.length, least=1)
+
+    @property
+    def steps(self) -> int:
+        return self.length
+
+    def own_profile(self, upto: int) -> PrivacyProfile:
+        Checkpoint(self, upto)
+        raise NoGuarantee(f"{self.label}: {self.reason}")

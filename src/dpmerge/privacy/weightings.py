@@ -25,6 +25,7 @@ from dpmerge.privacy.premises import (
     Premise,
     full_batch,
     hidden_state_premises,
+    independent_noise,
     linear_last_update,
     separate_runs,
     started_afresh,
@@ -43,7 +44,7 @@ Candidate = Checkpoint | Mechanism
 def joint_release_mus(candidates: Sequence[Candidate], weights: npt.ArrayLike) -> Array:
     """√Σ over the support of Σ_t (k/σ_t)², for full-batch checkpoints of different runs."""
     checkpoints = _checkpoints(candidates)
-    _require([full_batch(checkpoints), *separate_runs(checkpoints), started_afresh(checkpoints)])
+    _require([*_apart(checkpoints), full_batch(checkpoints)])
     rows = _rows(checkpoints, weights)
     totals = np.array([float(np.sum(_run(c).step_mus(c.step) ** 2)) for c in checkpoints])
     return np.sqrt(_supported_sum(rows, totals))
@@ -56,14 +57,7 @@ def last_step_mus(candidates: Sequence[Candidate], weights: npt.ArrayLike, relea
     a gradient in its own update.
     """
     checkpoints = _checkpoints(candidates)
-    _require(
-        [
-            full_batch(checkpoints),
-            *separate_runs(checkpoints),
-            started_afresh(checkpoints),
-            linear_last_update(checkpoints),
-        ]
-    )
+    _require([*_apart(checkpoints), full_batch(checkpoints), linear_last_update(checkpoints)])
     return last_step_formula(checkpoints, weights, release_noise)
 
 
@@ -95,7 +89,7 @@ def merged_trajectory_mus(
     certifies, which for ordinary DP-SGD of two or more steps it does not.
     """
     checkpoints = _checkpoints(candidates)
-    _require([*separate_runs(checkpoints), started_afresh(checkpoints)])
+    _require(_apart(checkpoints))
     return merged_trajectory_formula(checkpoints, weights, alignment)
 
 
@@ -158,7 +152,7 @@ def linear_mus(candidates: Sequence[Candidate], weights: npt.ArrayLike, release_
 def chains(candidates: Sequence[Candidate]) -> list[Chain]:
     """The updates of each run as the hidden-state theorem sees them; refused where a premise of it fails."""
     checkpoints = _checkpoints(candidates)
-    _require(hidden_state_premises(checkpoints))
+    _require([independent_noise(checkpoints), *hidden_state_premises(checkpoints)])
     result = []
     for checkpoint in checkpoints:
         run = checkpoint.run
@@ -183,6 +177,11 @@ def _checkpoints(candidates: Sequence[Candidate]) -> list[Checkpoint]:
     if not checkpoints:
         raise InvalidInput("candidates", [], "at least one checkpoint")
     return checkpoints
+
+
+def _apart(checkpoints: Sequence[Checkpoint]) -> list[Premise]:
+    """What every formula here takes for granted: runs that have nothing to do with one another."""
+    return [independent_noise(checkpoints), *separate_runs(checkpoints), started_afresh(checkpoints)]
 
 
 def _require(premises: Sequence[Premise]) -> None:

@@ -1,0 +1,74 @@
+"""What a reader of any number about a portfolio should know, and no check can settle.
+
+Guarantees: every fact that was stated as unknown, unusual or private shows up here by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dpmerge.portfolio.portfolio import Portfolio
+from dpmerge.portfolio.runs import Run
+
+
+@dataclass(frozen=True)
+class Caveat:
+    """One doubt: its name, what it is about, and what it means."""
+
+    name: str
+    where: str
+    text: str
+
+
+def caveats(portfolio: Portfolio) -> list[Caveat]:
+    """All that is doubtful about a portfolio: what concerns the whole, then run by run."""
+    return [*_portfolio_caveats(portfolio), *(caveat for run in portfolio.runs for caveat in _run_caveats(run))]
+
+
+def _portfolio_caveats(portfolio: Portfolio) -> Iterator[Caveat]:
+    where = str(portfolio.path)
+    if portfolio.complete is None:
+        text = "nobody says whether these are all runs made on this data; guarantees do not cover dropped ones"
+        yield Caveat("completeness_unknown", where, text)
+    elif not portfolio.complete:
+        text = "other runs were made on this data; guarantees do not cover which runs were kept"
+        yield Caveat("incomplete", where, text)
+    if not portfolio.contents_read:
+        yield Caveat("contents_not_read", where, "only headers were read: digests and finiteness are not checked")
+    for name in portfolio.ignored:
+        yield Caveat("ignored", where, f"{name} is not part of this portfolio")
+    for _, error in portfolio.differences(portfolio.runs):
+        text = f"{error.field} differs from {portfolio.runs[0].id}: fine for random selection, refused for averaging"
+        yield Caveat("not_combinable", str(error.file), text)
+    unknown = [run.id for run in portfolio.runs if run.manifest.initial_weights is None]
+    if unknown and len(portfolio.runs) > 1:
+        text = f"initial weights of {', '.join(unknown)} are not recorded; averaging assumes a common start"
+        yield Caveat("initial_weights_unknown", where, text)
+    for run in portfolio.runs:
+        if len(run.checkpoints) > 1:
+            text = f"{len(run.checkpoints)} checkpoints of one run are correlated: together they cost the latest"
+            yield Caveat("correlated_checkpoints", run.id, text)
+
+
+def _run_caveats(run: Run) -> Iterator[Caveat]:
+    manifest = run.manifest
+    noise = manifest.noise
+    if noise.source == "seeded":
+        yield Caveat("seeded_noise", run.id, "the noise is seeded: whoever knows the seed can take it off again")
+    elif noise.source == "unknown":
+        yield Caveat("noise_unknown", run.id, "where its noise came from is not recorded: not mergeable with others")
+    if noise.source != "unknown" and not noise.secure_rng:
+        yield Caveat("insecure_generator", run.id, "the noise generator is not cryptographic")
+    if manifest.tuning == "unknown":
+        text = "how its hyperparameters were chosen is not recorded; guarantees do not cover that choice"
+        yield Caveat("tuning_unknown", run.id, text)
+    if not manifest.finished:
+        yield Caveat("unfinished", run.id, "the run did not end as planned; what was saved is accounted for")
+    if not run.checkpoints:
+        yield Caveat("no_checkpoint", run.id, "no checkpoint was kept")
+    private = sorted({m.name for c in run.checkpoints for m in c.metrics if m.measured_on != "public"})
+    if private:
+        yield Caveat(
+            "private_metrics", run.id, f"measured on private data, never used for planning: {', '.join(private)}"
+        )

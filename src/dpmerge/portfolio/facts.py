@@ -1,0 +1,265 @@
+"""The facts of a run that its manifest states: what was done to the data, and by whose word.
+
+Guarantees: each kind of mechanism says exactly what its accounting needs, and becomes the mathematics' mechanism with
+nothing filled in. Where the facts prove nothing at all (unknown batches, a divisor that depends on a private number
+of records), the mechanism is `Unaccounted`: it has no number.
+Refuses: facts that contradict one another, each by its field.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from dpmerge.account.spec import BlockSpec, NonNegative, Positive
+from dpmerge.documents import Strict
+from dpmerge.errors import InvalidInput
+from dpmerge.privacy.exposure import Adjacency, Checkpoint, Mechanism
+from dpmerge.privacy.mechanisms import Clipping, DpSgd, Optimizer, Sampling, StepBlock
+from dpmerge.privacy.releases import ApproximateDp, GaussianRelease, NonPrivate, RenyiMechanism, Unaccounted
+from dpmerge.privacy.smoothness import SmoothKind, Smoothness
+
+Text = Annotated[str, Field(min_length=1, max_length=500)]
+SamplingName = Literal["full_batch", "poisson", "shuffled", "unknown"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a mechanism is told from outside its own facts: whose word it is, its name, where it started."""
+
+    adjacency: Adjacency
+    label: str
+    vouched_by: str
+    independent_noise: bool
+    ancestry: Checkpoint | None
+
+    def unaccounted(self, length: int, reason: str) -> Unaccounted:
+        return Unaccounted(
+            adjacency=self.adjacency, length=length, reason=reason, label=self.label, ancestry=self.ancestry
+        )
+
+
+class OptimizerFacts(Strict):
+    """The optimizer, as far as theorems ask for it."""
+
+    name: Text = Field(description='text: "sgd", "adam", …')
+    momentum: NonNegative = Field(default=0.0, description="a finite number ≥ 0")
+    nesterov: bool = Field(default=False, description="true or false")
+    dampening: Annotated[float, Field(ge=0, le=1)] = Field(default=0.0, description="a number in [0, 1]")
+    weight_decay: NonNegative = Field(default=0.0, description="a finite number ≥ 0, outside the clipped loss")
+
+    def optimizer(self) -> Optimizer:
+        return Optimizer(**self.model_dump())
+
+
+class SmoothnessFacts(Strict):
+    """What is known of the per-example loss (theorem hidden_state), and who says so."""
+
+    kind: SmoothKind = Field(description='"logistic", "huber", "squared", "softmax" or "declared"')
+    feature_bound: Positive | None = Field(
+        default=None, description="a finite number > 0: the largest norm of a feature vector, bias included"
+    )
+    beta: NonNegative | None = Field(default=None, description="a finite number ≥ 0 (required for declared)")
+    records: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="an integer ≥ 1: a public bound on the number of records"
+    )
+    vouched_by: Text = Field(description="text: who says so")
+
+
+class AffineMap(Strict):
+    """All runs that name the same map share one affine update whose linear part does not depend on the data."""
+
+    id: Text = Field(description="text: the name of the map")
+    vouched_by: Text = Field(description="text: who says so")
+
+
+class DpSgdFacts(Strict):
+    """A DP-SGD run of which everything a theorem asks for is known."""
+
+    kind: Literal["dp_sgd"] = Field(description='"dp_sgd"')
+    blocks: list[BlockSpec] = Field(min_length=1, description="a non-empty list of blocks of steps")
+    sampling: SamplingName = Field(description='"full_batch", "poisson", "shuffled" or "unknown"')
+    steps_per_epoch: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="an integer ≥ 1, for shuffled batches only"
+    )
+    clipping: Literal["per_example", "aggregate"] = Field(description='"per_example" or "aggregate"')
+    flat_clipping: bool = Field(description="true (one norm over all trained tensors) or false (one for each layer)")
+    optimizer: OptimizerFacts = Field(description="an object with at least a name")
+    loss_reduction: Literal["mean", "sum"] = Field(description='"mean" or "sum"')
+    expected_batch_size: Positive | None = Field(
+        default=None, description="a finite number > 0: what a mean divides the sum by; left out for a sum"
+    )
+    public_divisor: bool = Field(
+        description="true or false: is that divisor a constant fixed without looking at the data?"
+    )
+    smoothness: SmoothnessFacts | None = Field(default=None, description="an object with a kind and who vouches")
+    affine_map: AffineMap | None = Field(default=None, description="an object with an id and who vouches")
+
+    @model_validator(mode="after")
+    def _a_mean_has_a_divisor(self) -> DpSgdFacts:
+        if (self.loss_reduction == "mean") != (self.expected_batch_size is not None):
+            accepted = "a finite number > 0 where loss_reduction is mean, and left out where it is sum"
+            raise InvalidInput("expected_batch_size", self.expected_batch_size, accepted)
+        return self
+
+    def mechanism(self, setting: Setting) -> Mechanism:
+        blocks = [_placed(f"blocks[{i}]", block) for i, block in enumerate(self.blocks)]
+        length = sum(block.steps for block in blocks)
+        if reason := _no_accounting(self.sampling, setting.adjacency):
+            return setting.unaccounted(length, reason)
+        if setting.adjacency is Adjacency.ADD_REMOVE and not self.public_divisor:
+            return setting.unaccounted(
+                length,
+                "under add_remove the sum of gradients must be divided by a constant fixed without the data, and "
+                "public_divisor is false",
+            )
+        return DpSgd(
+            blocks=blocks,
+            adjacency=setting.adjacency,
+            sampling=Sampling(self.sampling),
+            steps_per_epoch=self.steps_per_epoch,
+            clipping=Clipping(self.clipping),
+            flat_clipping=self.flat_clipping,
+            optimizer=self.optimizer.optimizer(),
+            smoothness=self._smoothness(),
+            ancestry=setting.ancestry,
+            independent_noise=setting.independent_noise,
+            label=setting.label,
+            vouched_by=setting.vouched_by,
+        )
+
+    def _smoothness(self) -> Smoothness | None:
+        if self.smoothness is None:
+            return None
+        facts = self.smoothness
+        return Smoothness(
+            kind=facts.kind,
+            feature_bound=facts.feature_bound,
+            beta=facts.beta,
+            records=facts.records,
+            divisor=self.expected_batch_size if self.expected_batch_size is not None else 1.0,
+            vouched_by=facts.vouched_by,
+        )
+
+
+class HistoryBlock(Strict):
+    """Consecutive steps as a privacy accountant remembers them."""
+
+    steps: int = Field(ge=1, description="an integer ≥ 1")
+    noise_multiplier: NonNegative = Field(description="a finite number ≥ 0 (0: no noise, no privacy)")
+    sampling_rate: Annotated[float, Field(gt=0, le=1)] = Field(default=1.0, description="a number in (0, 1]")
+
+
+class HistoryFacts(Strict):
+    """A DP-SGD run of which only an accountant's history is known: enough for joint release, and for nothing else."""
+
+    kind: Literal["accountant_history"] = Field(description='"accountant_history"')
+    blocks: list[HistoryBlock] = Field(min_length=1, description="a non-empty list of blocks of steps")
+    sampling: SamplingName = Field(description='"full_batch", "poisson", "shuffled" or "unknown"')
+    steps_per_epoch: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="an integer ≥ 1, for shuffled batches only"
+    )
+    clipping: Literal["per_example", "aggregate"] = Field(description='"per_example" or "aggregate"')
+    public_divisor: bool = Field(
+        description="true or false: is the divisor of the gradients' sum a constant fixed without looking at the data?"
+    )
+
+    def mechanism(self, setting: Setting) -> Mechanism:
+        """The clip norm and rate of a step do not enter its cost; "unknown" keeps every theorem that asks away."""
+        whole = DpSgdFacts(
+            kind="dp_sgd",
+            blocks=[BlockSpec(clip_norm=1.0, learning_rate=1.0, **block.model_dump()) for block in self.blocks],
+            sampling=self.sampling,
+            steps_per_epoch=self.steps_per_epoch,
+            clipping=self.clipping,
+            flat_clipping=False,
+            optimizer=OptimizerFacts(name="unknown"),
+            loss_reduction="sum",
+            public_divisor=self.public_divisor,
+        )
+        return whole.mechanism(setting)
+
+
+class GaussianReleaseFacts(Strict):
+    """A statistic or model with Gaussian noise added once."""
+
+    kind: Literal["gaussian_release"] = Field(description='"gaussian_release"')
+    sensitivity: Positive = Field(description="a finite number > 0: in L2, under the manifest's adjacency")
+    standard_deviation: NonNegative = Field(description="a finite number ≥ 0")
+
+    def mechanism(self, setting: Setting) -> Mechanism:
+        return GaussianRelease(
+            sensitivity=self.sensitivity, standard_deviation=self.standard_deviation, **_one_shot(setting)
+        )
+
+
+class RenyiFacts(Strict):
+    """A model known by its Rényi curve."""
+
+    kind: Literal["renyi"] = Field(description='"renyi"')
+    orders: list[Positive] = Field(min_length=1, description="a strictly increasing list of numbers > 1")
+    values: list[NonNegative] = Field(min_length=1, description="a list of numbers ≥ 0, one for each order")
+
+    def mechanism(self, setting: Setting) -> Mechanism:
+        return RenyiMechanism(orders=tuple(self.orders), values=tuple(self.values), **_one_shot(setting))
+
+
+class Point(Strict):
+    """One point of a privacy profile."""
+
+    epsilon: NonNegative = Field(description="a finite number ≥ 0")
+    delta: Annotated[float, Field(ge=0, le=1)] = Field(description="a number in [0, 1]")
+
+
+class ApproximateDpFacts(Strict):
+    """A model known by the (ε, δ) pairs somebody vouches for."""
+
+    kind: Literal["approximate_dp"] = Field(description='"approximate_dp"')
+    points: list[Point] = Field(min_length=1, description="a non-empty list of objects with epsilon and delta")
+
+    def mechanism(self, setting: Setting) -> Mechanism:
+        points = tuple((point.epsilon, point.delta) for point in self.points)
+        return ApproximateDp(points=points, **_one_shot(setting))
+
+
+class NonPrivateFacts(Strict):
+    """A model trained on the private data without privacy."""
+
+    kind: Literal["non_private"] = Field(description='"non_private"')
+
+    def mechanism(self, setting: Setting) -> Mechanism:
+        return NonPrivate(**_one_shot(setting))
+
+
+MechanismFacts = Annotated[
+    DpSgdFacts | HistoryFacts | GaussianReleaseFacts | RenyiFacts | ApproximateDpFacts | NonPrivateFacts,
+    Field(discriminator="kind"),
+]
+MECHANISM_KINDS = ("dp_sgd", "accountant_history", "gaussian_release", "renyi", "approximate_dp", "non_private")
+
+
+def _one_shot(setting: Setting) -> dict[str, Any]:
+    return {
+        "adjacency": setting.adjacency,
+        "ancestry": setting.ancestry,
+        "independent_noise": setting.independent_noise,
+        "label": setting.label,
+        "vouched_by": setting.vouched_by,
+    }
+
+
+def _no_accounting(sampling: str, adjacency: Adjacency) -> str | None:
+    if sampling == "unknown":
+        return 'how its batches were drawn is not recorded (sampling: "unknown")'
+    if sampling == "shuffled" and adjacency is Adjacency.ADD_REMOVE:
+        return "shuffled batches have no proved accounting under add_remove"
+    return None
+
+
+def _placed(place: str, block: BlockSpec) -> StepBlock:
+    try:
+        return block.block()
+    except InvalidInput as error:
+        raise error.within(place) from None

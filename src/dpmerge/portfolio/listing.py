@@ -1,0 +1,91 @@
+"""Which runs a portfolio is made of: a folder of folders, or a `portfolio.yaml` that names them.
+
+Guarantees: every folder named lies beside the listing and has a manifest; the YAML read has no aliases, tags or
+duplicate fields.
+Refuses: listings above 1 MB, unknown fields, names that lead elsewhere, folders without any run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import yaml
+from pydantic import Field
+
+from dpmerge.documents import Strict, read_bytes, validated
+from dpmerge.errors import BadManifest, InvalidInput
+from dpmerge.portfolio.manifest import MANIFEST_NAME, require_plain_path
+
+LISTING_NAME = "portfolio.yaml"
+LARGEST_LISTING = 1_000_000
+
+Allowance = Literal["different_initial_weights", "different_frozen_tensors"]
+"""What must be allowed by name before models that differ in it are averaged."""
+
+
+class Listing(Strict):
+    """`portfolio.yaml`: which runs, and whether that is all of them."""
+
+    schema_: Literal["dpmerge/portfolio/v1"] = Field(alias="schema", description='"dpmerge/portfolio/v1"')
+    runs: Annotated[list[str], Field(min_length=1)] = Field(description="a non-empty list of folders beside this file")
+    complete: bool | None = Field(
+        default=None, description="true or false: are these all runs ever made on this data, dropped ones too?"
+    )
+    allow: list[Allowance] = Field(default_factory=list, description="a list of " + " and ".join(get_args(Allowance)))
+
+
+def run_folders(path: Path) -> list[Path]:
+    if (path / MANIFEST_NAME).is_file():
+        return [path]
+    if not path.is_dir():
+        raise BadManifest(path, "path", str(path), "a folder of runs, or a portfolio.yaml", found="no such folder")
+    folders = sorted(folder for folder in path.iterdir() if (folder / MANIFEST_NAME).is_file())
+    if not folders:
+        accepted = f"folders with a {MANIFEST_NAME} each (`dpmerge manifest new` writes one by hand)"
+        raise BadManifest(path, "runs", [], accepted, found="a folder without any run")
+    return folders
+
+
+def ignored_folders(home: Path, folders: Sequence[Path]) -> tuple[str, ...]:
+    """Folders beside the runs that hold models or records and were not read."""
+    read = {folder.resolve() for folder in folders}
+    marks = ("*.safetensors", "*.pt", "*.bin", MANIFEST_NAME)
+    if home.resolve() in read or not home.is_dir():
+        return ()
+    beside = (folder for folder in sorted(home.iterdir()) if folder.is_dir() and folder.resolve() not in read)
+    return tuple(folder.name for folder in beside if any(next(folder.glob(mark), None) for mark in marks))
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """YAML without aliases (which can grow without bound) and without duplicate keys."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise InvalidInput("listing", "*", "YAML without aliases", found="an alias")
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        if repeated := [key for key in keys if keys.count(key) > 1]:
+            raise InvalidInput(str(repeated[0]), repeated[0], "each field once", found="the same field twice")
+        return super().construct_mapping(node, deep)
+
+
+def read_listing(file: Path) -> Listing:
+    try:
+        text = read_bytes(file, LARGEST_LISTING, "a readable YAML file")
+        # A SafeLoader, narrowed further.
+        content = yaml.load(text, Loader=_PlainLoader)  # noqa: S506
+        listing = validated(Listing, content, "portfolio")
+    except InvalidInput as error:
+        raise BadManifest.of(file, error) from None
+    except (yaml.YAMLError, ValueError, RecursionError, TypeError) as error:
+        reason = " ".join(str(error).split())[:120]
+        raise BadManifest(file, "portfolio", None, "one YAML object", found=f"broken YAML ({reason})") from None
+    for place, name in enumerate(listing.runs):
+        require_plain_path(file, f"runs[{place}]", name)
+        if not (file.parent / name / MANIFEST_NAME).is_file():
+            raise BadManifest(file, f"runs[{place}]", name, f"a folder with a {MANIFEST_NAME}")
+    return listing

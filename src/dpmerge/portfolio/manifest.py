@@ -1,0 +1,281 @@
+"""The manifest: `privacy.json`, which says of one run how it was trained and which checkpoints it left.
+
+Guarantees: what is accepted is complete for its kind, consistent with itself and inside every domain; a file is
+replaced atomically or not at all.
+Refuses: unknown or duplicate fields, more than 10 MB, a dataset named by a digest, sizes that the adjacency makes
+private, file names that lead elsewhere, checkpoints out of order.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from dpmerge.documents import LARGEST_DOCUMENT, Strict, read_bytes, strict_json, validated
+from dpmerge.errors import BadManifest, InvalidInput, PortfolioError, UnsafePath
+from dpmerge.portfolio.facts import MECHANISM_KINDS, MechanismFacts, Setting, Text
+from dpmerge.privacy.exposure import Adjacency, Checkpoint, Mechanism
+from dpmerge.privacy.releases import OneShot
+
+SCHEMA = "dpmerge/run/v1"
+MANIFEST_NAME = "privacy.json"
+
+RunId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+_RUN_ID = "1 to 100 letters, digits, dots, dashes and underscores, not starting with a mark"
+_DIGEST = re.compile(r"(?:sha\d+[:-]|md5[:-])?[0-9a-fA-F]{32,}")
+
+
+class Dataset(Strict):
+    """Which private data; a name its owner chose, never anything computed from the data."""
+
+    id: Text = Field(description="an opaque name chosen by the data's owner; never a digest of the data")
+    size: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="an integer ≥ 1, under replace_one only (under add_remove it is private)"
+    )
+
+    @model_validator(mode="after")
+    def _the_name_is_no_digest(self) -> Dataset:
+        if _DIGEST.fullmatch(self.id):
+            accepted = "an opaque name chosen by the data's owner (a digest of the data would itself be a release)"
+            raise InvalidInput("id", self.id, accepted)
+        return self
+
+
+class Noise(Strict):
+    """Where the noise came from. Not for release: a seed gives the noise away."""
+
+    source: Literal["os_entropy", "seeded", "unknown"] = Field(description='"os_entropy", "seeded" or "unknown"')
+    generator: Text | None = Field(default=None, description="text: the generator")
+    secure_rng: bool = Field(default=False, description="true or false: is the generator cryptographic?")
+    stream: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")] | None = Field(
+        default=None, description="32 hexadecimal digits drawn at random, different for every stream of noise"
+    )
+    seed: Annotated[int, Field(ge=0)] | None = Field(
+        default=None, description="an integer ≥ 0 where the source is seeded, and left out otherwise"
+    )
+
+    @model_validator(mode="after")
+    def _seeded_means_a_seed(self) -> Noise:
+        if (self.source == "seeded") != (self.seed is not None):
+            raise InvalidInput("seed", self.seed, str(type(self).model_fields["seed"].description))
+        if self.source == "os_entropy" and self.stream is None:
+            raise InvalidInput("stream", None, str(type(self).model_fields["stream"].description))
+        return self
+
+
+class Ancestry(Strict):
+    """Where the run started."""
+
+    start: Literal["random", "public", "private", "unknown"] = Field(
+        description='"random", "public", "private" (a privately trained checkpoint) or "unknown"'
+    )
+    source: Text | None = Field(default=None, description="text: which public checkpoint, where start is public")
+    run: RunId | None = Field(default=None, description="the parent's run id, where start is private")
+    step: Annotated[int, Field(ge=0)] | None = Field(
+        default=None, description="an integer ≥ 0: the parent's step, where start is private"
+    )
+
+    @model_validator(mode="after")
+    def _a_private_start_names_its_parent(self) -> Ancestry:
+        for name in ("run", "step"):
+            if (self.start == "private") != (getattr(self, name) is not None):
+                accepted = f"the parent's {name} where start is private, and left out otherwise"
+                raise InvalidInput(name, getattr(self, name), accepted)
+        return self
+
+
+class Tensors(Strict):
+    """The tensors of the checkpoints: which the run trained and which it left as they were."""
+
+    trained: list[Text] = Field(description="a list of tensor names")
+    frozen: list[Text] = Field(default_factory=list, description="a list of tensor names")
+
+
+class File(Strict):
+    """One file of a checkpoint."""
+
+    name: Text = Field(description="a relative path inside the run's folder")
+    sha256: Sha256 = Field(description="64 hexadecimal digits")
+
+
+class Metric(Strict):
+    """A figure of merit, and on what it was measured."""
+
+    name: Text = Field(description="text")
+    value: Annotated[float, Field(allow_inf_nan=False)] = Field(description="a finite number")
+    measured_on: Literal["public", "private", "training"] = Field(description='"public", "private" or "training"')
+    data: Text | None = Field(default=None, description="text: which data")
+
+
+class SavedAs(Strict):
+    """A checkpoint that was kept."""
+
+    step: Annotated[int, Field(ge=0)] = Field(description="an integer ≥ 0: the weights after this step")
+    files: list[File] = Field(min_length=1, description="a non-empty list of files with their sha256")
+    weights: Sha256 | None = Field(default=None, description="64 hexadecimal digits: digest of the tensors themselves")
+    metrics: list[Metric] = Field(default_factory=list, description="a list of metrics")
+
+
+class RecordedBy(Strict):
+    """Whose word the manifest is."""
+
+    how: Literal["recorder", "hand", "opacus_history"] = Field(description='"recorder", "hand" or "opacus_history"')
+    who: Text | None = Field(default=None, description="text: a person or team")
+
+
+class Manifest(Strict):
+    """One run: what was done to which data, and what was kept."""
+
+    schema_: Literal["dpmerge/run/v1"] = Field(alias="schema", description=f'"{SCHEMA}"')
+    run: RunId = Field(description=_RUN_ID)
+    dataset: Dataset = Field(description="an object with an id")
+    unit: Text = Field(description='text: whose privacy is protected, such as "record"')
+    adjacency: Literal["replace_one", "add_remove"] = Field(description='"replace_one" or "add_remove"')
+    mechanism: MechanismFacts = Field(description="an object whose kind is one of " + ", ".join(MECHANISM_KINDS))
+    noise: Noise = Field(description="an object with a source")
+    ancestry: Ancestry = Field(description="an object with a start")
+    initial_weights: Sha256 | None = Field(default=None, description="64 hexadecimal digits: digest of the tensors")
+    tensors: Tensors | None = Field(default=None, description="an object with trained and frozen")
+    tuning: Literal["none", "public", "charged", "unknown"] = Field(
+        description='"none", "public", "charged" or "unknown": on what hyperparameters were tuned'
+    )
+    checkpoints: list[SavedAs] = Field(default_factory=list, description="a list of checkpoints in order of steps")
+    finished: bool = Field(default=True, description="true or false: did the run end as planned?")
+    recorded_by: RecordedBy = Field(description="an object with how")
+    tools: dict[str, Text] = Field(default_factory=dict, description="an object of names and versions")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Manifest:
+        if self.dataset.size is not None and self.adjacency == "add_remove":
+            accepted = "left out under add_remove, which makes the number of records private"
+            raise InvalidInput("dataset.size", self.dataset.size, accepted)
+        # Whether the parent is there is the portfolio's business; every other fact is checked here.
+        mechanism = _within("mechanism", lambda: self.mechanism_from(None))
+        earlier, names = -1, set[str]()
+        for place, saved in enumerate(self.checkpoints):
+            if not earlier < saved.step <= mechanism.steps:
+                accepted = f"steps in increasing order, up to the run's {mechanism.steps}"
+                raise InvalidInput(f"checkpoints[{place}].step", saved.step, accepted)
+            earlier = saved.step
+            for position, file in enumerate(saved.files):
+                field = f"checkpoints[{place}].files[{position}].name"
+                if file.name in names:
+                    raise InvalidInput(field, file.name, "each file once")
+                names.add(file.name)
+        if self.tensors is not None:
+            listed = [*self.tensors.trained, *self.tensors.frozen]
+            if repeated := [name for name in dict.fromkeys(listed) if listed.count(name) > 1]:
+                raise InvalidInput("tensors", repeated[0], "each tensor once, trained or frozen")
+        return self
+
+    @property
+    def voice(self) -> str:
+        """Who vouches for what the manifest says."""
+        by = f" by {self.recorded_by.who}" if self.recorded_by.who else ""
+        how = {"recorder": "recorded in training", "hand": "written by hand", "opacus_history": "from Opacus' history"}
+        return f"{self.run} ({how[self.recorded_by.how]}{by})"
+
+    def mechanism_from(self, parent: Checkpoint | None) -> Mechanism:
+        """The run as the mathematics sees it, started from `parent` where that was private."""
+        setting = Setting(
+            adjacency=Adjacency(self.adjacency),
+            label=self.run,
+            vouched_by=self.voice,
+            independent_noise=self.noise.source != "unknown",
+            ancestry=parent,
+        )
+        mechanism = self.mechanism.mechanism(setting)
+        if self.ancestry.start == "unknown":
+            return setting.unaccounted(mechanism.steps, 'what it started from is not recorded (start: "unknown")')
+        if isinstance(mechanism, OneShot):
+            mechanism.own_profile(1)  # imported curves and points are checked where they are used
+        return mechanism
+
+    @classmethod
+    def parse(cls, text: str | bytes, file: object = MANIFEST_NAME) -> Manifest:
+        """From JSON text; `file` is named in errors."""
+        try:
+            manifest = validated(cls, strict_json(text, "manifest"), "manifest")
+        except InvalidInput as error:
+            raise error if isinstance(error, PortfolioError) else BadManifest.of(file, error) from None
+        for place, saved in enumerate(manifest.checkpoints):
+            for position, listed in enumerate(saved.files):
+                require_plain_path(file, f"checkpoints[{place}].files[{position}].name", listed.name)
+        return manifest
+
+    @classmethod
+    def read(cls, path: Path) -> Manifest:
+        """From a file of at most 10 MB."""
+        try:
+            content = read_bytes(path, LARGEST_DOCUMENT)
+        except InvalidInput as error:
+            raise BadManifest(path, "file", path, error.accepted, found=error.found) from None
+        return cls.parse(content, path)
+
+    def document(self) -> dict[str, Any]:
+        """As JSON values; what is not known is left out."""
+        return self.model_dump(by_alias=True, exclude_none=True)
+
+    def text(self) -> str:
+        """As the JSON that is written to disk."""
+        return json.dumps(self.document(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+    def write(self, path: Path) -> None:
+        """Replace the file as one operation: whoever reads it finds the old manifest or the new one, whole."""
+        write_atomically(path, self.text().encode())
+
+
+def require_plain_path(file: object, field: str, name: str) -> None:
+    """Refuse a name that is not a plain relative path: it could lead anywhere."""
+    parts = PurePosixPath(name).parts
+    plain = name == "/".join(parts) and not name.startswith("/") and ".." not in parts
+    if not plain or any(mark in name for mark in ("\\", "\0", ":")) or not name.isprintable():
+        raise UnsafePath(file, field, name, "a relative path inside the run's folder, without .. or \\")
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write beside, flush to disk, rename."""
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    try:
+        with beside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename in this folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def json_schema() -> dict[str, Any]:
+    """The published JSON Schema of a manifest. What it cannot say (rules across fields) `manifest check` checks."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": SCHEMA,
+        "title": "A privately trained run and its checkpoints",
+        **{k: v for k, v in Manifest.model_json_schema(by_alias=True).items() if k != "title"},
+    }
+
+
+def _within(place: str, build: Any) -> Any:
+    try:
+        return build()
+    except InvalidInput as error:
+        raise error.within(place) from None

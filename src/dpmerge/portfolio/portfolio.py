@@ -1,0 +1,162 @@
+"""A portfolio: runs on the same data, read together, checked, and ready to be merged as far as their records allow.
+
+Guarantees: every run that is in it passed every check of `runs` and `agreement`; what is merely doubtful is a caveat,
+and nothing private is ever offered for planning.
+Refuses: see the table in docs/portfolio.md, a named error for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+from dpmerge.errors import InvalidInput, NotCombinable, PortfolioError
+from dpmerge.portfolio.agreement import mechanisms, require_agreement
+from dpmerge.portfolio.facts import DpSgdFacts
+from dpmerge.portfolio.listing import LISTING_NAME, Allowance, ignored_folders, read_listing, run_folders
+from dpmerge.portfolio.runs import Run, SavedCheckpoint, read_run
+from dpmerge.privacy.exposure import Adjacency, Checkpoint, Exposure
+
+
+@dataclass(frozen=True)
+class Portfolio:
+    """Runs on the same data, for the same unit of privacy and adjacency.
+
+    >>> portfolio = Portfolio.load("examples/probe")  # doctest: +SKIP
+    """
+
+    path: Path
+    runs: tuple[Run, ...]
+    complete: bool | None
+    allowed: frozenset[str]
+    contents_read: bool
+    ignored: tuple[str, ...] = ()
+
+    @classmethod
+    def load(cls, path: str | Path, *, contents: bool = True, allow: Iterable[Allowance] = ()) -> Portfolio:
+        """Read a folder of runs, one run's folder, or a `portfolio.yaml`.
+
+        `contents=False` reads headers only: digests and finiteness are then not checked, and a caveat says so.
+        """
+        path = Path(path)
+        for name in (allow := tuple(allow)):
+            if name not in get_args(Allowance):
+                raise InvalidInput("allow", name, ", ".join(get_args(Allowance)))
+        listing_file = path if path.suffix in (".yaml", ".yml") else path / LISTING_NAME
+        if listing_file.is_file():
+            listing = read_listing(listing_file)
+            home = listing_file.parent
+            folders = [home / name for name in listing.runs]
+            complete, allowed = listing.complete, {*listing.allow, *allow}
+        else:
+            home, folders, complete, allowed = path, run_folders(path), None, set(allow)
+        recorded = tuple(read_run(folder, contents=contents) for folder in folders)
+        require_agreement(recorded)
+        made = mechanisms(recorded)
+        runs = tuple(Run(r.manifest, r.folder, made[r.manifest.run], r.checkpoints) for r in recorded)
+        return cls(home, runs, complete, frozenset(allowed), contents, ignored_folders(home, folders))
+
+    @property
+    def dataset(self) -> str:
+        return self.runs[0].manifest.dataset.id
+
+    @property
+    def unit(self) -> str:
+        return self.runs[0].manifest.unit
+
+    @property
+    def adjacency(self) -> Adjacency:
+        return self.runs[0].mechanism.adjacency
+
+    def run(self, name: str) -> Run:
+        """The run of that name."""
+        for run in self.runs:
+            if run.id == name:
+                return run
+        raise InvalidInput("run", name, ", ".join(run.id for run in self.runs))
+
+    def saved(self, name: str) -> SavedCheckpoint:
+        """The checkpoint written as run@step."""
+        for checkpoint in self.checkpoints():
+            if checkpoint.name == name:
+                return checkpoint
+        known = ", ".join(checkpoint.name for checkpoint in self.checkpoints())
+        raise InvalidInput("checkpoint", name, known)
+
+    def checkpoints(self) -> Iterator[SavedCheckpoint]:
+        """Every checkpoint that was kept."""
+        for run in self.runs:
+            yield from run.checkpoints
+
+    def everything(self) -> Exposure:
+        """The exposure of all that was kept: of each run its last checkpoint, or the whole run if none was."""
+        return Exposure.of(self.last(run) for run in self.runs)
+
+    def last(self, run: Run) -> Checkpoint:
+        """The latest checkpoint of a run that anybody could look at."""
+        return run.at(run.checkpoints[-1].step if run.checkpoints else run.mechanism.steps)
+
+    def affine_voucher(self, runs: Sequence[Run]) -> str | None:
+        """Who vouches that these runs share one affine update map, or None if nobody does."""
+        maps = []
+        for run in runs:
+            facts = run.manifest.mechanism
+            if not isinstance(facts, DpSgdFacts) or facts.affine_map is None:
+                return None
+            maps.append(facts.affine_map)
+        if len({affine.id for affine in maps}) != 1:
+            return None
+        return ", ".join(dict.fromkeys(affine.vouched_by for affine in maps))
+
+    def require_combinable(self, runs: Sequence[Run]) -> None:
+        """Refuse to average models that started from, or keep frozen, different weights, unless that was allowed."""
+        for allowance, error in self.differences(runs):
+            if allowance not in self.allowed:
+                raise error
+
+    def combinable(self) -> list[tuple[Run, ...]]:
+        """The runs in groups of which every member may be averaged with every other."""
+        groups: list[list[Run]] = []
+        for run in self.runs:
+            for group in groups:
+                if not any(allowance not in self.allowed for allowance, _ in self.differences([*group, run])):
+                    group.append(run)
+                    break
+            else:
+                groups.append([run])
+        return [tuple(group) for group in groups]
+
+    def differences(self, runs: Sequence[Run]) -> Iterator[tuple[Allowance, PortfolioError]]:
+        """In what the other runs differ from the first so that averaging needs an allowance."""
+        for run in runs[1:]:
+            first = runs[0]
+            starts = (first.manifest.initial_weights, run.manifest.initial_weights)
+            if None not in starts and starts[0] != starts[1]:
+                accepted = f"the initial weights of {first.id}, or allow different_initial_weights"
+                yield (
+                    "different_initial_weights",
+                    NotCombinable(run.file, "initial_weights", starts[1], accepted, found=str(starts[1])),
+                )
+            if (name := _different_frozen(first, run)) is not None:
+                accepted = f"the same frozen tensors as {first.id}, or allow different_frozen_tensors"
+                yield (
+                    "different_frozen_tensors",
+                    NotCombinable(run.file, f"tensors.frozen: {name}", name, accepted, found="another tensor"),
+                )
+
+
+def _different_frozen(first: Run, run: Run) -> str | None:
+    """The first tensor that one of two runs keeps frozen and that is not the same in the other."""
+    names = [set(r.manifest.tensors.frozen) if r.manifest.tensors else None for r in (first, run)]
+    if names[0] is None or names[1] is None:
+        return None
+    if difference := sorted(names[0] ^ names[1]):
+        return difference[0]
+    if not first.checkpoints or not run.checkpoints:
+        return None
+    digests = [r.checkpoints[-1].digests for r in (first, run)]
+    if digests[0] is None or digests[1] is None:
+        return None
+    return next((name for name in sorted(names[0]) if digests[0][name] != digests[1][name]), None)

@@ -1,0 +1,192 @@
+"""One run on disk: its manifest, and checkpoints that are what the manifest says they are.
+
+Guarantees: every file named lies inside the run's folder and is safetensors (or the JSON index of its shards); with
+contents read, each has the recorded digest and only finite values.
+Refuses, naming file and field: names that lead elsewhere, pickles, broken or ambiguous headers, wrong digests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from dpmerge.documents import read_bytes
+from dpmerge.errors import BadCheckpoint, DigestMismatch, PrivateMetric, TensorMismatch, UnsafePath
+from dpmerge.portfolio.manifest import MANIFEST_NAME, Manifest, Metric, SavedAs
+from dpmerge.portfolio.tensors import Contents, Slot, read_contents, read_header, refuse_pickle, weights_digest
+from dpmerge.privacy.exposure import Checkpoint, Mechanism
+
+INDEX_SUFFIX = ".json"
+
+
+@dataclass(frozen=True)
+class SavedCheckpoint:
+    """The weights of a run after some step, as they lie on disk."""
+
+    run: str
+    step: int
+    files: tuple[Path, ...]
+    tensors: dict[str, tuple[Path, Slot]]
+    metrics: tuple[Metric, ...]
+    digests: dict[str, str] | None  # of each tensor; None where contents were not read
+    recorded_weights: str | None
+    manifest_file: Path
+
+    @property
+    def name(self) -> str:
+        """As it is written everywhere: run@step."""
+        return f"{self.run}@{self.step}"
+
+    @property
+    def weights(self) -> str | None:
+        """One digest of all tensors: as read, or as recorded where contents were not read."""
+        if self.digests is None:
+            return self.recorded_weights
+        return weights_digest((n, s.dtype, s.shape, self.digests[n]) for n, (_, s) in self.tensors.items())
+
+    def metric(self, name: str) -> float:
+        """A metric measured on public data: the only kind that may be planned by."""
+        found = [metric for metric in self.metrics if metric.name == name]
+        for metric in found:
+            if metric.measured_on == "public":
+                return metric.value
+        where = f"checkpoints[step {self.step}].metrics"
+        if found:
+            accepted = "a metric measured on public data; choosing by private data is a release of its own"
+            measured = f"{name!r} measured on {found[0].measured_on} data"
+            raise PrivateMetric(self.manifest_file, where, name, accepted, found=measured)
+        known = ", ".join(sorted({m.name for m in self.metrics if m.measured_on == "public"})) or "none is recorded"
+        raise PrivateMetric(self.manifest_file, where, name, f"a public metric of this checkpoint ({known})")
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """A run as its folder shows it, before it is seen beside others."""
+
+    manifest: Manifest
+    folder: Path
+    checkpoints: tuple[SavedCheckpoint, ...]
+
+    @property
+    def file(self) -> Path:
+        return self.folder / MANIFEST_NAME
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of a portfolio: its record, its place in the mathematics, its checkpoints."""
+
+    manifest: Manifest
+    folder: Path
+    mechanism: Mechanism
+    checkpoints: tuple[SavedCheckpoint, ...]
+
+    @property
+    def id(self) -> str:
+        return self.manifest.run
+
+    @property
+    def file(self) -> Path:
+        return self.folder / MANIFEST_NAME
+
+    def at(self, step: int) -> Checkpoint:
+        """The checkpoint after a step, for accounting."""
+        return Checkpoint(self.mechanism, step)
+
+
+def read_run(folder: Path, *, contents: bool) -> RecordedRun:
+    """Read the manifest and the headers of all checkpoints; with `contents`, every byte."""
+    manifest_file = folder / MANIFEST_NAME
+    manifest = Manifest.read(manifest_file)
+    places = [
+        (saved, place, position)
+        for place, saved in enumerate(manifest.checkpoints)
+        for position in range(len(saved.files))
+    ]
+    paths = {
+        (place, position): _located(folder, manifest_file, place, position, saved) for saved, place, position in places
+    }
+    headers = {key: read_header(path) if is_weights(path) else () for key, path in paths.items()}
+    found: dict[tuple[int, int], Contents] = {}
+    if contents:
+        # Hashing releases the interpreter lock: two threads keep two cores, or a disk, busy.
+        with ThreadPoolExecutor(2) as pool:
+            passes = {key: pool.submit(read_contents, path, headers[key]) for key, path in paths.items()}
+            found = {key: result.result() for key, result in passes.items()}
+        for saved, place, position in places:
+            actual = found[place, position].sha256
+            if actual != saved.files[position].sha256:
+                field = f"checkpoints[{place}].files[{position}].sha256"
+                recorded = saved.files[position].sha256
+                accepted = f"{actual}, the digest of {paths[place, position].name} as it is now"
+                raise DigestMismatch(manifest_file, field, recorded, accepted, found=recorded)
+    checkpoints = []
+    for place, saved in enumerate(manifest.checkpoints):
+        keys = [(place, position) for position in range(len(saved.files))]
+        tensors = _tensors(manifest_file, place, [(paths[key], headers[key]) for key in keys])
+        digests = {n: d for key in keys for n, d in found[key].tensors.items()} if contents else None
+        files = tuple(paths[key] for key in keys)
+        checkpoint = SavedCheckpoint(
+            manifest.run, saved.step, files, tensors, tuple(saved.metrics), digests, saved.weights, manifest_file
+        )
+        _require_recorded(manifest, place, checkpoint)
+        checkpoints.append(checkpoint)
+    return RecordedRun(manifest, folder, tuple(checkpoints))
+
+
+def is_weights(path: Path) -> bool:
+    """Weights are safetensors; the only other file a checkpoint has is the index of its shards."""
+    return path.suffix != INDEX_SUFFIX
+
+
+def _located(folder: Path, manifest_file: Path, place: int, position: int, saved: SavedAs) -> Path:
+    name = saved.files[position].name
+    field = f"checkpoints[{place}].files[{position}].name"
+    refuse_pickle(manifest_file, field, name)
+    if not name.endswith((".safetensors", INDEX_SUFFIX)):
+        raise BadCheckpoint(manifest_file, field, name, "a .safetensors file, or the .json index of its shards")
+    path = folder / name
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise UnsafePath(manifest_file, field, name, "a file inside the run's folder", found=f"{name!r}, a link out")
+    if not path.is_file():
+        raise BadCheckpoint(manifest_file, field, name, "a file that exists", found=f"{name!r}, which is not there")
+    if not is_weights(path):
+        read_bytes(path)  # an index is small
+    return path
+
+
+def _tensors(
+    manifest_file: Path, place: int, files: list[tuple[Path, tuple[Slot, ...]]]
+) -> dict[str, tuple[Path, Slot]]:
+    tensors: dict[str, tuple[Path, Slot]] = {}
+    for path, slots in files:
+        for slot in slots:
+            if slot.name in tensors:
+                raise BadCheckpoint(path, slot.name, None, "each tensor in one file", found="a tensor of two files")
+            tensors[slot.name] = (path, slot)
+    if not tensors:
+        raise BadCheckpoint(manifest_file, f"checkpoints[{place}].files", None, "weights", found="no tensor at all")
+    return tensors
+
+
+def _require_recorded(manifest: Manifest, place: int, checkpoint: SavedCheckpoint) -> None:
+    """The tensors on disk are those the manifest lists, with the digest it gives."""
+    file = checkpoint.manifest_file
+    if manifest.tensors is not None:
+        listed = {*manifest.tensors.trained, *manifest.tensors.frozen}
+        if difference := sorted(listed ^ set(checkpoint.tensors)):
+            there = "not in the file" if difference[0] in listed else "not in the manifest"
+            accepted = f"the tensors of {checkpoint.name}"
+            raise TensorMismatch(file, "tensors", difference[0], accepted, found=f"{difference[0]!r}, {there}")
+    recorded = checkpoint.recorded_weights
+    if recorded is not None and checkpoint.weights != recorded:
+        accepted = f"{checkpoint.weights}, the digest of its tensors"
+        raise DigestMismatch(file, f"checkpoints[{place}].weights", recorded, accepted, found=recorded)
+
+
+def all_checkpoints(runs: tuple[RecordedRun, ...]) -> Iterator[SavedCheckpoint]:
+    """Every checkpoint of every run."""
+    for run in runs:
+        yield from run.checkpoints
