@@ -96,6 +96,9 @@ class Tensors(Strict):
 
     trained: list[Text] = Field(description="a list of tensor names")
     frozen: list[Text] = Field(default_factory=list, description="a list of tensor names")
+    frozen_weights: Sha256 | None = Field(
+        default=None, description="64 hexadecimal digits: digest of all frozen tensors, kept in the checkpoints or not"
+    )
 
 
 class File(Strict):

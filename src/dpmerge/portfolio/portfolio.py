@@ -149,11 +149,14 @@ class Portfolio:
 
 def _different_frozen(first: Run, run: Run) -> str | None:
     """The first tensor that one of two runs keeps frozen and that is not the same in the other."""
-    names = [set(r.manifest.tensors.frozen) if r.manifest.tensors else None for r in (first, run)]
-    if names[0] is None or names[1] is None:
+    facts = [r.manifest.tensors for r in (first, run)]
+    if facts[0] is None or facts[1] is None:
         return None
+    names = [set(f.frozen) for f in facts if f is not None]
     if difference := sorted(names[0] ^ names[1]):
         return difference[0]
+    if None not in (kept := [facts[0].frozen_weights, facts[1].frozen_weights]) and kept[0] != kept[1]:
+        return "frozen_weights"
     if not first.checkpoints or not run.checkpoints:
         return None
     digests = [r.checkpoints[-1].digests for r in (first, run)]

@@ -1,0 +1,53 @@
+"""Features of bounded norm, whatever the data.
+
+Guarantees: after `bound_features(R)` no record's feature vector is longer than R, and each record was rescaled by
+itself. Nothing stops or complains about a large record: that would tell that there is one.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from dpmerge.privacy import domain
+
+
+class BoundFeatures(nn.Module):
+    """A layer without parameters: rescales each record of a batch (dimension 0) to norm at most `bound`.
+
+    Values that are not finite count as zero (NaN) or the largest number (infinity): they too must not stand out.
+    """
+
+    def __init__(self, bound: float) -> None:
+        super().__init__()
+        self.bound = domain.magnitude("bound", bound, zero=False)
+
+    def forward(self, batch: Tensor) -> Tensor:
+        if batch.shape[0] == 0:
+            return batch
+        kept = torch.nan_to_num(batch)
+        flat = kept.reshape(len(kept), -1).double()
+        largest = flat.abs().amax(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
+        length = largest * (flat / largest).norm(dim=1, keepdim=True)
+        # Rounding to the features' own precision must not lead back over the bound.
+        room = self.bound * (1 - 4 * torch.finfo(kept.dtype).eps)
+        factor = torch.where(length > room, room / length, torch.ones_like(length))
+        return (flat * factor).to(kept.dtype).reshape(kept.shape)
+
+    def record(self, features: Tensor) -> Tensor:
+        """The same for one record, as a dataset's transform."""
+        bounded: Tensor = self.forward(features.unsqueeze(0))
+        return bounded.squeeze(0)
+
+    def extra_repr(self) -> str:
+        return f"bound={self.bound:g}"
+
+
+def bound_features(bound: float) -> BoundFeatures:
+    """A transform after which every record's features have norm at most `bound`: a layer, or `.record` for one record.
+
+    >>> bound_features(1.0)(torch.tensor([[3.0, 4.0], [0.3, 0.4]]))
+    tensor([[0.6000, 0.8000],
+            [0.3000, 0.4000]])
+    """
+    return BoundFeatures(bound)

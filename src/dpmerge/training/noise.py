@@ -1,0 +1,85 @@
+"""Where a run's randomness comes from.
+
+Guarantees: unless told a seed, the generators of noise and of Poisson batches start from the operating system's
+entropy, all of it: torch keeps only 32 bits of a seed for the CPU, so its whole state is drawn instead.
+Says, once in a process, that torch's generators are not cryptographic.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from dpmerge.portfolio.manifest import Noise
+from dpmerge.privacy import domain
+
+_STATE_BYTES = 5056
+_WORDS = slice(24, 24 + 8 * 624)
+"""Where the 624 words of the Mersenne twister stand in the state torch hands out, each in eight bytes."""
+
+LARGEST_SEED = 2**32 - 1
+"""torch uses 32 bits of a CPU seed: two seeds that differ by 2³² give the same noise."""
+
+
+class InsecureNoiseWarning(UserWarning):
+    """The noise comes from a generator whose output gives away its state."""
+
+
+@dataclass(frozen=True)
+class Randomness:
+    """The generators of a run, and what the manifest says about them."""
+
+    noise: torch.Generator
+    batches: torch.Generator
+    record: Noise
+
+
+def randomness(device: torch.device, seed: int | None) -> Randomness:
+    """Generators for the noise (on the parameters' device) and for Poisson batches (on the CPU)."""
+    stream = secrets.token_hex(16)
+    if seed is not None:
+        domain.integer("noise_seed", seed, least=0, most=LARGEST_SEED)
+        record = Noise(source="seeded", generator=_name(device), stream=stream, seed=int(seed))
+        derived = int.from_bytes(hashlib.sha256(f"batches {seed}".encode()).digest()[:4], "little")
+        return Randomness(_seeded(device, seed), _seeded(torch.device("cpu"), derived), record)
+    record = Noise(source="os_entropy", generator=_name(device), stream=stream)
+    return Randomness(from_os_entropy(device), from_os_entropy(torch.device("cpu")), record)
+
+
+def from_os_entropy(device: torch.device) -> torch.Generator:
+    """A generator nobody can reproduce."""
+    generator = _seeded(device, secrets.randbits(63))
+    state = generator.get_state()
+    if device.type == "cpu" and state.numel() == _STATE_BYTES:
+        words = np.frombuffer(secrets.token_bytes(4 * 624), dtype=np.uint32).astype(np.uint64)
+        content = state.numpy().copy()
+        content[_WORDS] = words.view(np.uint8)
+        generator.set_state(torch.from_numpy(content))
+    return generator
+
+
+def warn_insecure(_already: list[bool] = []) -> None:  # noqa: B006
+    """Warn the first time only: it is true of every run of the process."""
+    if not _already:
+        _already.append(True)
+        warnings.warn(
+            "torch's noise generators are not cryptographic: who sees enough noise can predict the rest. The manifest "
+            "says secure_rng: false. Opacus' secure_mode needs torchcsprng.",
+            InsecureNoiseWarning,
+            stacklevel=4,
+        )
+
+
+def _seeded(device: torch.device, seed: int) -> torch.Generator:
+    generator = torch.Generator(device=device)
+    generator.manual_seed(seed)
+    return generator
+
+
+def _name(device: torch.device) -> str:
+    return "torch mt19937" if device.type == "cpu" else f"torch philox ({device.type})"

@@ -1,0 +1,111 @@
+"""A model's tensors, on their way to disk.
+
+Guarantees: a checkpoint file appears whole or not at all, its digests are of the bytes that were written, and every
+value in it is finite.
+Refuses: state that is no tensor, and tensors the run did not train but that changed all the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from opacus.optimizers import DPOptimizer
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from dpmerge.errors import CannotRecord
+from dpmerge.portfolio.manifest import File, SavedAs, Tensors, sync_folder
+from dpmerge.portfolio.tensors import read_contents, read_header, weights_digest
+
+DTYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
+    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+
+
+class ModelTensors:
+    """The tensors of a model, told apart by whether the optimizer trains them."""
+
+    def __init__(self, model: nn.Module, optimizer: DPOptimizer, *, trained_only: bool) -> None:
+        self._model = model
+        self._trained_only = trained_only
+        in_training = {id(parameter) for parameter in optimizer.params}
+        named = {name: id(value) for name, value in model.named_parameters(remove_duplicate=False)}
+        state = self._state()
+        self.trained = [name for name in state if named.get(name) in in_training]
+        self.frozen = [name for name in state if named.get(name) not in in_training]
+        self._frozen_digests = _digests(state, self.frozen)
+        self.initial_weights = self._weights(state)
+
+    def facts(self) -> Tensors:
+        """For the manifest."""
+        digest = weights_digest((n, "", (), self._frozen_digests[n]) for n in self.frozen) if self.frozen else None
+        return Tensors(trained=self.trained, frozen=[] if self._trained_only else self.frozen, frozen_weights=digest)
+
+    def save(self, folder: Path, step: int) -> SavedAs:
+        """Write the weights after a step, durably, under their final name."""
+        state = self._state()
+        self._require_frozen(state)
+        name = f"step-{step}.safetensors"
+        beside = folder / f".{name}.partial"
+        kept = {key: _plain(state[key]) for key in self._kept()}
+        try:
+            save_file(kept, beside, metadata={"format": "pt"})
+            slots = read_header(beside)
+            contents = read_contents(beside, slots)
+            with beside.open("rb") as file:
+                os.fsync(file.fileno())
+            beside.replace(folder / name)
+        except BaseException:
+            beside.unlink(missing_ok=True)
+            raise
+        sync_folder(folder)
+        weights = weights_digest((s.name, s.dtype, s.shape, contents.tensors[s.name]) for s in slots)
+        return SavedAs(step=step, files=[File(name=name, sha256=contents.sha256)], weights=weights)
+
+    def _kept(self) -> list[str]:
+        return self.trained if self._trained_only else [*self.trained, *self.frozen]
+
+    def _state(self) -> dict[str, Tensor]:
+        state = dict(self._model.state_dict())
+        for name, value in state.items():
+            if not isinstance(value, Tensor) or value.dtype not in DTYPES:
+                kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
+                accepted = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+                raise CannotRecord(f"model.{name}: {kind}; accepted: tensors of {accepted}")
+        return state
+
+    def _weights(self, state: Mapping[str, Tensor]) -> str:
+        digests = _digests(state, self._kept())
+        return weights_digest((n, DTYPES[state[n].dtype], tuple(state[n].shape), digests[n]) for n in digests)
+
+    def _require_frozen(self, state: Mapping[str, Tensor]) -> None:
+        """What changes without noise is a release of the data it changed with."""
+        changed = [
+            name for name, digest in _digests(state, self.frozen).items() if digest != self._frozen_digests[name]
+        ]
+        if changed:
+            raise CannotRecord(
+                f"model.{changed[0]}: changed in training although the private optimizer does not train it, so private "
+                "data may have flowed into it without noise; freeze it, or train it with the same optimizer"
+            )
+
+
+def _plain(value: Tensor) -> Tensor:
+    """A copy of its own on the CPU: tied tensors are written under each of their names."""
+    return value.detach().to("cpu", copy=True).contiguous()
+
+
+def _digests(state: Mapping[str, Tensor], names: list[str]) -> dict[str, str]:
+    return {name: hashlib.sha256(_bytes(state[name]).data).hexdigest() for name in names}
+
+
+def _bytes(value: Tensor) -> npt.NDArray[np.uint8]:
+    flat = value.detach().to("cpu").contiguous().reshape(-1)
+    return np.asarray(flat.view(torch.uint8).numpy())

@@ -1,0 +1,97 @@
+"""Smoothness facts, derived for the models for which they are theorems: one trained linear layer, a known loss.
+
+Guarantees: what is derived follows from the layer, the loss and the bound on its input; bias included.
+Refuses, by saying what is in the way: anything but a single linear layer, weighted or unknown losses.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+from torch import nn
+
+from dpmerge.errors import CannotRecord
+from dpmerge.portfolio.facts import SmoothnessFacts
+from dpmerge.privacy import domain
+from dpmerge.training.features import BoundFeatures
+
+
+def derived_smoothness(
+    model: nn.Module,
+    criterion: Any,
+    *,
+    loss_reduction: str,
+    feature_bound: float | None,
+    records: int | None,
+) -> SmoothnessFacts | None:
+    """What is known of the loss, or None where no bound on the features is given or built in."""
+    linear, built_in = _linear_layer(model)
+    bound = built_in if feature_bound is None else domain.magnitude("feature_bound", feature_bound, zero=False)
+    if bound is None and criterion is None:
+        return None
+    if criterion is None:
+        raise CannotRecord("feature_bound: the loss is not known; pass criterion= too, or leave the bound out")
+    if bound is None:
+        raise CannotRecord(
+            "criterion: features are not bounded; put bound_features(R) before the linear layer or pass feature_bound="
+        )
+    if linear is None:
+        raise CannotRecord(
+            "feature_bound: smoothness is derived for one trained linear layer (nn.Linear, or an nn.Sequential that "
+            "ends in it and trains nothing else); for other models leave criterion and feature_bound out"
+        )
+    # The bias is the weight of a feature that is always 1.
+    radius = math.hypot(bound, 1.0) if linear.bias is not None else bound
+    kind, beta = _loss(criterion, loss_reduction, linear.out_features, radius)
+    source = "a bound_features layer" if built_in is not None and built_in <= bound else "the caller of record()"
+    return SmoothnessFacts(
+        kind=kind,
+        feature_bound=radius,
+        beta=beta,
+        records=records,
+        vouched_by=f"derived by the recorder from {type(criterion).__name__}; features bounded by {source}",
+    )
+
+
+def _linear_layer(model: nn.Module) -> tuple[nn.Linear | None, float | None]:
+    """The only trained layer if it is linear, and the bound built in directly before it."""
+    if type(model) is nn.Linear:
+        return model, None
+    if type(model) is not nn.Sequential:
+        return None, None
+    layers = [layer for layer in model if type(layer) not in (nn.Flatten, nn.Identity)]
+    if not layers or type(layers[-1]) is not nn.Linear:
+        return None, None
+    if any(parameter.requires_grad for layer in layers[:-1] for parameter in layer.parameters()):
+        return None, None
+    bounds = [before.bound for before, last in pairwise(layers) if last is layers[-1] and type(before) is BoundFeatures]
+    return layers[-1], bounds[0] if bounds else None
+
+
+def _loss(criterion: Any, loss_reduction: str, outputs: int, radius: float) -> tuple[Any, float | None]:
+    """The kind of loss and, where it is steeper than the kind's own, its β."""
+    name = type(criterion).__name__
+    if getattr(criterion, "reduction", None) not in (loss_reduction, "none"):
+        raise CannotRecord(
+            f"criterion: {name} reduces by {getattr(criterion, 'reduction', None)!r}, the optimizer by "
+            f"{loss_reduction!r}; they must be the same"
+        )
+    if getattr(criterion, "weight", None) is not None or getattr(criterion, "pos_weight", None) is not None:
+        raise CannotRecord(f"criterion: {name} with class weights; smoothness is derived for unweighted losses")
+    if type(criterion) is nn.CrossEntropyLoss and outputs >= 2:
+        return "softmax", None
+    if outputs == 1:
+        if type(criterion) is nn.BCEWithLogitsLoss:
+            return "logistic", None
+        if type(criterion) is nn.MSELoss:
+            return "squared", 2 * radius**2  # torch's squared error has no ½
+        if type(criterion) is nn.HuberLoss:
+            return "huber", None
+        if type(criterion) is nn.SmoothL1Loss and criterion.beta > 0:
+            return "huber", radius**2 / criterion.beta
+    raise CannotRecord(
+        f"criterion: {name} with {outputs} outputs; smoothness is derived for CrossEntropyLoss with two or more, and "
+        "BCEWithLogitsLoss, MSELoss, HuberLoss and SmoothL1Loss with one"
+    )

@@ -1,0 +1,177 @@
+"""What one logical step really did, read from the optimizer at the moment it does it.
+
+Guarantees: clip norm, noise and rate are those the step used, seen after the noise was added and before the weights
+move; equal neighbours are folded into one block.
+Refuses, before the step is taken: noise scaled for one clip norm and gradients clipped to another, clip norms that
+change within a step, gradients accumulated over several draws, batch normalisation that sees the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping, DPPerLayerOptimizer
+from torch import nn
+
+from dpmerge.account.spec import BlockSpec
+from dpmerge.errors import CannotRecord
+from dpmerge.portfolio.facts import OptimizerFacts
+
+KNOWN_OPTIMIZERS = (DPOptimizer, DPPerLayerOptimizer, DPOptimizerFastGradientClipping)
+
+_SETTINGS = ("momentum", "nesterov", "dampening", "weight_decay")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One logical step."""
+
+    noise_multiplier: float
+    clip_norm: float
+    learning_rate: float  # effective: of the sum of clipped gradients
+    sampling_rate: float
+
+
+class StepReader:
+    """Reads each step from the optimizer and checks that it is one the manifest can describe."""
+
+    def __init__(self, model: Any, module: nn.Module, optimizer: DPOptimizer) -> None:
+        if type(optimizer) not in KNOWN_OPTIMIZERS:
+            known = ", ".join(kind.__name__ for kind in KNOWN_OPTIMIZERS)
+            raise CannotRecord(
+                f"optimizer: a {type(optimizer).__name__}; recorded are those make_private returns for flat and "
+                f"per_layer clipping on one device: {known} (adaptive clipping releases more than gradients)"
+            )
+        self._optimizer = optimizer
+        self._ghost = isinstance(optimizer, DPOptimizerFastGradientClipping)
+        if self._ghost and not hasattr(model, "max_grad_norm"):
+            raise CannotRecord("model: with ghost clipping pass what make_private returned, which does the clipping")
+        self._clipper = model if self._ghost else optimizer
+        self._normalisation = [
+            (name, layer)
+            for name, layer in module.named_modules()
+            if isinstance(layer, nn.modules.batchnorm._BatchNorm)
+        ]
+        self._settings = _settings(optimizer)
+        self._clip_norms: set[float] = set()
+        self.uniform = True
+        self.require_no_batch_statistics()
+
+    @property
+    def flat_clipping(self) -> bool:
+        return not isinstance(self._optimizer, DPPerLayerOptimizer)
+
+    @property
+    def loss_reduction(self) -> Literal["mean", "sum"]:
+        return "mean" if self._optimizer.loss_reduction == "mean" else "sum"
+
+    @property
+    def divisor(self) -> float:
+        """By what the sum of clipped gradients is divided."""
+        optimizer = self._optimizer
+        return float(optimizer.expected_batch_size) if optimizer.loss_reduction == "mean" else 1.0
+
+    @property
+    def clip_norm(self) -> float:
+        """To what a record's whole gradient is clipped now; layers clipped apart add up as sides of a right angle."""
+        if isinstance(self._optimizer, DPPerLayerOptimizer):
+            norms = torch.tensor([float(norm) for norm in self._optimizer.max_grad_norms], dtype=torch.float64)
+            return float(norms.norm())
+        return float(self._clipper.max_grad_norm)
+
+    def clipped(self) -> None:
+        """A physical batch was clipped and added to the step's sum."""
+        self._clip_norms.add(self.clip_norm)
+
+    def read(self, sampling_rate: float) -> Step:
+        """The step that is about to move the weights."""
+        optimizer, clip_norm = self._optimizer, self.clip_norm
+        if self._clip_norms - {clip_norm}:
+            raise CannotRecord(
+                f"optimizer.max_grad_norm: changed within one logical step ({sorted({*self._clip_norms, clip_norm})}); "
+                "let the scheduler step once a logical step"
+            )
+        self._clip_norms.clear()
+        scaled_for = float(optimizer.max_grad_norm)
+        # Opacus keeps the norm of several layers in single precision.
+        if abs(scaled_for - clip_norm) > 1e-6 * clip_norm:
+            raise CannotRecord(
+                f"optimizer.max_grad_norm: noise is scaled for {scaled_for:g} but gradients are clipped to "
+                f"{clip_norm:g}; clip schedulers do not reach {'ghost' if self._ghost else 'per_layer'} clipping"
+            )
+        if getattr(optimizer, "_adjusted_noise_multiplier", None) is not None:
+            raise CannotRecord(
+                "optimizer: adaptive clipping releases a count beside the gradient, which is not recorded"
+            )
+        if optimizer.accumulated_iterations != 1:
+            raise CannotRecord(
+                f"optimizer: gradients of {optimizer.accumulated_iterations} batches in one step, in which a record "
+                "may be more than once; call optimizer.step() for each batch, or use BatchMemoryManager"
+            )
+        self.require_no_batch_statistics()
+        noise = float(optimizer.noise_multiplier) * scaled_for
+        multiplier = float(optimizer.noise_multiplier) if scaled_for == clip_norm else noise / clip_norm
+        rates = {float(group["lr"]) for group in optimizer.param_groups}
+        self.uniform &= len(rates) == 1 and _settings(optimizer) == self._settings
+        return Step(multiplier, clip_norm, max(rates) / self.divisor, sampling_rate)
+
+    def require_no_batch_statistics(self) -> None:
+        """Batch normalisation mixes the records of a batch and keeps their statistics without noise."""
+        for name, layer in self._normalisation:
+            if layer.training or layer.running_mean is None:
+                buffers = [f"{name}.{key}".lstrip(".") for key, _ in layer.named_buffers(recurse=False)]
+                kept = f"private data flows into {', '.join(buffers)}" if buffers else "records of a batch are mixed"
+                raise CannotRecord(
+                    f"model.{name}: {type(layer).__name__} in training mode: {kept}; use GroupNorm "
+                    "(opacus.validators.ModuleValidator.fix), or keep the layer in eval mode"
+                )
+
+    def optimizer_facts(self) -> OptimizerFacts:
+        """The optimizer as theorems see it; settings that differ or change leave only joint release."""
+        inner = self._optimizer.original_optimizer
+        if type(inner) is not torch.optim.SGD:
+            return OptimizerFacts(name=type(inner).__name__.lower())
+        if not self.uniform or len({repr(group) for group in self._settings}) > 1:
+            return OptimizerFacts(name="sgd with settings that differ or change")
+        momentum, nesterov, dampening, decay = self._settings[0]
+        return OptimizerFacts(
+            name="sgd",
+            momentum=float(momentum),
+            nesterov=bool(nesterov),
+            dampening=float(dampening),
+            weight_decay=float(decay),
+        )
+
+
+def _settings(optimizer: DPOptimizer) -> list[tuple[Any, ...]]:
+    return [tuple(group.get(name, 0) for name in _SETTINGS) for group in optimizer.param_groups]
+
+
+def folded(steps: Sequence[Step]) -> list[BlockSpec]:
+    """Blocks of neighbours that differ in their rate at most."""
+    blocks: list[list[Step]] = []
+    for step in steps:
+        last = blocks[-1][-1] if blocks else None
+        if last is not None and _mechanism(last) == _mechanism(step):
+            blocks[-1].append(step)
+        else:
+            blocks.append([step])
+    return [_block(block) for block in blocks]
+
+
+def _mechanism(step: Step) -> tuple[float, float, float]:
+    return step.noise_multiplier, step.clip_norm, step.sampling_rate
+
+
+def _block(steps: Sequence[Step]) -> BlockSpec:
+    rates = [step.learning_rate for step in steps]
+    return BlockSpec(
+        steps=len(steps),
+        noise_multiplier=steps[0].noise_multiplier,
+        clip_norm=steps[0].clip_norm,
+        learning_rate=rates[0] if len(set(rates)) == 1 else rates,
+        sampling_rate=steps[0].sampling_rate,
+    )
