@@ -17,8 +17,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[torch]" --group dev
 	touch $@
 
-demo: $(INSTALLED)  ## account for a shipped example: what its models cost alone, drawn and averaged
-	$(BIN)/dpmerge account examples/mnist.json
+demo: $(INSTALLED)  ## look into a shipped portfolio: what its models cost, and what can be merged with what
+	$(BIN)/dpmerge inspect examples/mnist
 
 test: $(INSTALLED)  ## all tests, doctests included
 	$(BIN)/python -m pytest

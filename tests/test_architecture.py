@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import dpmerge
+import dpmerge.errors
 
 SOURCE = Path(dpmerge.__file__).parent
 
@@ -106,13 +108,33 @@ def test_a_misdirected_import_would_be_seen(tmp_path: Path) -> None:
 
 
 def test_public_names_are_pinned() -> None:
-    assert sorted(dpmerge.__all__) == ["DeltaOutOfReach", "DpmergeError", "InvalidInput", "NoGuarantee", "__version__"]
+    errors = [name for name in dpmerge.__all__ if name[0].isupper() and issubclass(getattr(dpmerge, name), Exception)]
+    others = sorted(set(dpmerge.__all__) - set(errors))
+    assert others == ["Portfolio", "__version__"]
+    tree = sorted(name for name in vars(dpmerge.errors) if re.fullmatch(r"[A-Z]\w+", name))
+    assert sorted(errors) == tree
+
+
+def test_the_error_tree_in_words_is_the_tree() -> None:
+    drawn = re.findall(r"[├└]── (\w+)", str(dpmerge.errors.__doc__))
+    assert sorted(["DpmergeError", *drawn]) == sorted(
+        name for name in vars(dpmerge.errors) if re.fullmatch(r"[A-Z]\w+", name)
+    )
 
 
 def test_neither_the_package_nor_the_command_line_imports_torch() -> None:
     script = (
         "import sys, dpmerge, dpmerge.privacy, dpmerge.account, dpmerge.account.table, dpmerge.cli;"
+        "import dpmerge.portfolio, dpmerge.portfolio.inspection_table, dpmerge.cli.manifest;"
         "print(sorted(name for name in sys.modules if name.split('.')[0] in ('torch', 'opacus')))"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+def test_help_does_not_wait_for_the_mathematics() -> None:
+    script = (
+        "import sys, dpmerge.cli; print(sorted(set(sys.modules) & {'numpy', 'scipy', 'pydantic', 'dp_accounting'}))"
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"

@@ -246,7 +246,7 @@ def test_a_rate_that_expands_is_allowed_and_priced() -> None:
 
 
 def test_the_shipped_example_shows_every_theorem_within_80_columns() -> None:
-    result = CliRunner().invoke(app, ["account", str(EXAMPLES / "mnist.json")], env={"COLUMNS": "80"})
+    result = CliRunner().invoke(app, ["account", str(EXAMPLES / "two_models.json")], env={"COLUMNS": "80"})
     assert result.exit_code == 0
     for theorem in ("joint_release", "last_step", "merged_trajectory", "hidden_state"):
         assert theorem in result.stdout
@@ -321,7 +321,7 @@ def test_missing_facts_are_all_named_with_what_would_state_them() -> None:
 
 
 def test_an_old_terminal_gets_question_marks_instead_of_a_traceback() -> None:
-    command = [sys.executable, "-c", "from dpmerge.cli import app; app()", "account", str(EXAMPLES / "mnist.json")]
+    command = [sys.executable, "-c", "from dpmerge.cli import app; app()", "account", str(EXAMPLES / "two_models.json")]
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     result = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     assert "Certified: ? = 0.4272" in result.stdout

@@ -230,3 +230,17 @@ def test_no_free_lunch_limits() -> None:
     )
     with pytest.raises(InvalidInput, match="epsilon_target: got 4; accepted: a number below epsilon_other = 3"):
         no_free_lunch(epsilon_target=4, epsilon_other=3, delta=0.0, delta_target=1e-5)
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(1.2, 1e-5), (0.0, 1e-5), (3.0, 1e-6), (0.7, 0.1)])
+def test_a_known_pair_holds_at_its_own_delta(epsilon: float, delta: float) -> None:
+    profile = DiscreteProfile.from_points([(epsilon, delta)])
+    assert profile.epsilon(delta) == epsilon
+    assert profile.epsilon(delta * (1 - 1e-9)) == np.inf
+
+
+def test_two_known_pairs_together_never_round_below_the_sum_of_their_deltas() -> None:
+    profile = DiscreteProfile.from_points([(1.0, 0.1)])
+    both = compose([profile, profile])
+    assert both.epsilon(0.19 * (1 - 1e-9)) == np.inf
+    assert 1.9 < both.epsilon(0.19 * (1 + 1e-9)) < 2.1

@@ -67,14 +67,14 @@ def _table(*columns: str) -> Table:
 def _singles(account: Account) -> Table:
     table = _table("run", "σ", "C", "steps", "μ", "ε", "ε by RDP", "RDP classic")
     for position, (run, figures) in enumerate(zip(account.spec.runs, account.single, strict=True), start=1):
-        noise = _range(block.noise_multiplier for block in run.blocks)
-        clip = _range(block.clip_norm for block in run.blocks)
+        noise = value_range(block.noise_multiplier for block in run.blocks)
+        clip = value_range(block.clip_norm for block in run.blocks)
         steps = sum(block.steps for block in run.blocks)
         table.add_row(f"{position}", noise, clip, str(steps), *_row(figures))
     return table
 
 
-def _range(values: Iterable[float]) -> str:
+def value_range(values: Iterable[float]) -> str:
     """One value, or the ends of several."""
     ordered = sorted(set(values))
     return f"{ordered[0]:.4g}" if len(ordered) == 1 else f"{ordered[0]:.3g}–{ordered[-1]:.3g}"

@@ -21,7 +21,7 @@ from dpmerge.privacy.exposure import Checkpoint, Mechanism
 INDEX_SUFFIX = ".json"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SavedCheckpoint:
     """The weights of a run after some step, as they lie on disk."""
 
@@ -61,7 +61,7 @@ class SavedCheckpoint:
         raise PrivateMetric(self.manifest_file, where, name, f"a public metric of this checkpoint ({known})")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RecordedRun:
     """A run as its folder shows it, before it is seen beside others."""
 
@@ -74,7 +74,7 @@ class RecordedRun:
         return self.folder / MANIFEST_NAME
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Run:
     """A run of a portfolio: its record, its place in the mathematics, its checkpoints."""
 

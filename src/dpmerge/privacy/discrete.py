@@ -67,9 +67,17 @@ class DiscreteProfile(PrivacyProfile):
         for start in range(0, flat.size, block):
             part = flat[start : start + block, np.newaxis]
             shares = -np.expm1(np.minimum(part - self.losses, 0.0))
-            delta[start : start + block] = self.infinity + shares @ self.probabilities
-        clipped = np.minimum(delta * SUM_ROUNDING, 1.0).reshape(points.shape)
+            finite = shares @ self.probabilities
+            # Beyond the last atom nothing is summed, and δ is the mass at infinity, exactly: a model known to be
+            # (ε, δ)-DP is so at that very δ.
+            delta[start : start + block] = np.where(finite > 0, (self.infinity + finite) * SUM_ROUNDING, self.infinity)
+        clipped = np.minimum(delta, 1.0).reshape(points.shape)
         return clipped, clipped
+
+    def epsilon(self, delta: float) -> float:
+        """The smallest ε with δ(ε) ≤ δ: at the last atom at the latest, where δ becomes flat."""
+        found, last = super().epsilon(delta), max(float(self.losses[-1]), 0.0)
+        return min(found, last) if self.delta(last) <= delta else found
 
     def renyi_divergence(self, orders: Array) -> Array:
         """log Σ p e^{(α−1)l} / (α−1): infinite as soon as δ > 0 at ε = ∞."""
@@ -87,6 +95,8 @@ class DiscreteProfile(PrivacyProfile):
         mass = np.multiply.outer(self.probabilities, other.probabilities).ravel()
         losses, mass = _merged(losses, mass)
         infinity = self.infinity + other.infinity - self.infinity * other.infinity
+        if self.infinity > 0 and other.infinity > 0:
+            infinity = float(np.nextafter(infinity * SUM_ROUNDING, 1.0))
         return DiscreteProfile(losses, mass, infinity)
 
 

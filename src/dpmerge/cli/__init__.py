@@ -5,18 +5,15 @@ Exit codes: 0 done, 1 no such guarantee, 2 bad input. Errors are one line on sta
 
 from __future__ import annotations
 
-import io
-import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from dpmerge import __version__
-from dpmerge.errors import DpmergeError
+from dpmerge.cli import manifest
+from dpmerge.cli.terminal import AsJson, one_line_errors, print_json, tolerate_narrow_encodings, wide_console
 
 app = typer.Typer(
     name="dpmerge",
@@ -26,6 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
+app.add_typer(manifest.app, name="manifest")
 
 
 def _version(wanted: bool) -> None:
@@ -41,23 +39,7 @@ def main(
     ] = False,
 ) -> None:
     """A model for any privacy level, from the differentially private models you already have."""
-    _tolerate_narrow_encodings()
-
-
-def _tolerate_narrow_encodings() -> None:
-    """Print a question mark for what an old terminal cannot show, instead of failing at the first ε."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
-
-
-@contextmanager
-def _one_line_errors() -> Iterator[None]:
-    try:
-        yield
-    except DpmergeError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        raise typer.Exit(2) from None
+    tolerate_narrow_encodings()
 
 
 @app.command()
@@ -65,7 +47,7 @@ def account(
     spec: Annotated[
         Path, typer.Argument(metavar="SPEC.json", help="Runs and how they are merged; `-` reads standard input.")
     ],
-    as_json: Annotated[bool, typer.Option("--json", help="Print every figure at full precision as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """What do these runs cost, released alone, drawn at random, or combined?
 
@@ -78,19 +60,52 @@ def account(
     Example: `{"adjacency": "replace_one", "delta": 1e-5, "runs": [{"blocks": [{"steps": 20, "noise_multiplier": 32,
     "clip_norm": 2, "learning_rate": 4}]}]}`
     """
-    with _one_line_errors():
+    with one_line_errors():
         from dpmerge.account.figures import account as compute
         from dpmerge.account.spec import Spec
 
         parsed = Spec.parse(sys.stdin.buffer.read()) if str(spec) == "-" else Spec.read(spec)
         result = compute(parsed)
     if as_json:
-        typer.echo(json.dumps(result.document(), indent=2, allow_nan=False))
+        print_json(result.document())
         return
-    from rich.console import Console
-
     from dpmerge.account.table import print_account
 
-    console = Console()
-    # A terminal narrower than the tables wraps lines; an ε with its last digits cut off would be rounded down.
-    print_account(result, Console(width=max(console.width, 80)))
+    print_account(result, wide_console())
+
+
+@app.command()
+def inspect(
+    portfolio: Annotated[
+        Path, typer.Argument(metavar="PORTFOLIO", help="A folder of runs, one run's folder, or a portfolio.yaml.")
+    ],
+    delta: Annotated[float, typer.Option(help="The δ at which every ε is given.")] = 1e-5,
+    headers_only: Annotated[
+        bool, typer.Option("--headers-only", help="Do not read the weights: faster, but digests are not checked.")
+    ] = False,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(help="Average in spite of `different_initial_weights` or `different_frozen_tensors`."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What is in this portfolio, what does it cost, and what may be merged with what?
+
+    Reads every run's `privacy.json` and checkpoints, and checks that they belong together: same data, unit and
+    adjacency, same tensors, independent noise, digests as recorded. Then it shows ε at each checkpoint, what releasing
+    everything would cost, which theorem covers which runs, and every caveat.
+
+    Example: `dpmerge inspect examples/mnist --delta 1e-5`
+    """
+    with one_line_errors():
+        from dpmerge.portfolio.inspection import inspect as compute
+        from dpmerge.portfolio.portfolio import Portfolio
+
+        loaded = Portfolio.load(portfolio, contents=not headers_only, allow=allow or ())  # type: ignore[arg-type]
+        result = compute(loaded, delta)
+    if as_json:
+        print_json(result.document())
+        return
+    from dpmerge.portfolio.inspection_table import print_inspection
+
+    print_inspection(result, wide_console())

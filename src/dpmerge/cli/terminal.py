@@ -1,0 +1,47 @@
+"""What every verb does at the edges: one-line errors, JSON, a console wide enough for its tables."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dpmerge.errors import DpmergeError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print every figure at full precision as JSON.")]
+
+
+def tolerate_narrow_encodings() -> None:
+    """Print a question mark for what an old terminal cannot show, instead of failing at the first ε."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Say what was wrong in one line on standard error, and exit with 2."""
+    try:
+        yield
+    except DpmergeError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        raise typer.Exit(2) from None
+
+
+def print_json(document: Any) -> None:
+    typer.echo(json.dumps(document, indent=2, allow_nan=False))
+
+
+def wide_console() -> Console:
+    """A terminal narrower than the tables wraps lines; an ε with its last digits cut off would be rounded down."""
+    from rich.console import Console
+
+    return Console(width=max(Console().width, 80))

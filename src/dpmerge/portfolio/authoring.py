@@ -1,0 +1,184 @@
+"""Manifests written by hand: from flat answers to a checked document.
+
+Guarantees: nothing is filled in that was not said; what nobody says is "unknown", and has no number.
+Refuses: answers that are missing (all named at once) or that do not belong to the kind of mechanism.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpmerge.documents import validated
+from dpmerge.errors import InvalidInput, UnsafePath
+from dpmerge.portfolio.facts import MECHANISM_KINDS
+from dpmerge.portfolio.manifest import SCHEMA, Manifest, require_plain_path
+from dpmerge.portfolio.tensors import read_contents, read_header, refuse_pickle, weights_digest
+
+
+@dataclass(frozen=True)
+class Question:
+    """One fact to ask for: its name, the words, and of which kinds of mechanism it is asked."""
+
+    name: str
+    words: str
+    kinds: tuple[str, ...] = MECHANISM_KINDS
+    choices: tuple[str, ...] = ()
+
+
+_SGD = ("dp_sgd",)
+QUESTIONS = (
+    Question("run", "A name for this run"),
+    Question("dataset", "A name for the private data (yours, never a digest)"),
+    Question("adjacency", "Neighbouring data sets", choices=("replace_one", "add_remove")),
+    Question("kind", "What is known of the run", choices=MECHANISM_KINDS),
+    Question("steps", "Number of steps", _SGD),
+    Question("noise_multiplier", "Noise multiplier σ", _SGD),
+    Question("clip_norm", "Clip norm C", _SGD),
+    Question("learning_rate", "Learning rate", _SGD),
+    Question("loss_reduction", "Loss reduction", _SGD, ("mean", "sum")),
+    Question("sampling", "Batches", _SGD, ("full_batch", "poisson", "shuffled", "unknown")),
+    Question("optimizer", 'Optimizer, such as "sgd" or "adam"', _SGD),
+    Question("sensitivity", "L2 sensitivity", ("gaussian_release",)),
+    Question("standard_deviation", "Standard deviation of the noise", ("gaussian_release",)),
+    Question("point", "Known guarantees, as EPSILON:DELTA", ("approximate_dp",)),
+    Question("order", "Rényi curve, as ORDER:VALUE", ("renyi",)),
+    Question("noise_source", "Where the noise came from", choices=("os_entropy", "seeded", "unknown")),
+    Question("start", "What training started from", choices=("random", "public", "private", "unknown")),
+)
+"""What cannot be left out, in the order in which it is asked."""
+
+
+def missing(answers: Mapping[str, Any]) -> list[Question]:
+    """The questions that still need an answer."""
+    kind = answers.get("kind")
+    return [
+        q for q in QUESTIONS if answers.get(q.name) in (None, []) and (kind in q.kinds or q.kinds == MECHANISM_KINDS)
+    ]
+
+
+def written_manifest(answers: Mapping[str, Any], folder: Path) -> Manifest:
+    """The manifest that says what was answered; `folder` is where its checkpoints lie."""
+    if absent := missing(answers):
+        flags = ", ".join(f"--{question.name.replace('_', '-')}" for question in absent)
+        raise InvalidInput("flags", None, flags, found="too few")
+    return _manifest(answers, _mechanism(answers), "hand", folder)
+
+
+def imported_manifest(answers: Mapping[str, Any], mechanism: dict[str, Any], folder: Path) -> Manifest:
+    """The manifest of an accountant's history and of what else was answered."""
+    return _manifest(answers, mechanism, "opacus_history", folder)
+
+
+def _manifest(answers: Mapping[str, Any], mechanism: dict[str, Any], how: str, folder: Path) -> Manifest:
+    source = answers["noise_source"]
+    run, _, step = str(answers.get("parent") or "").partition("@")
+    if answers.get("parent") and not step.isdecimal():
+        raise InvalidInput("parent", answers["parent"], "run@step, such as adult-s32@12")
+    content = {
+        "schema": SCHEMA,
+        "run": answers["run"],
+        "dataset": _given(id=answers["dataset"], size=answers.get("size")),
+        "unit": answers.get("unit") or "record",
+        "adjacency": answers["adjacency"],
+        "mechanism": _given(**mechanism),
+        "noise": _given(
+            source=source,
+            stream=secrets.token_hex(16) if source == "os_entropy" else None,
+            seed=answers.get("noise_seed"),
+        ),
+        "ancestry": _given(
+            start=answers["start"],
+            source=answers.get("public_source"),
+            run=run or None,
+            step=int(step) if step else None,
+        ),
+        "tuning": answers.get("tuning") or "unknown",
+        "checkpoints": [_checkpoint(text, folder) for text in answers.get("checkpoint") or []],
+        "recorded_by": _given(how=how, who=answers.get("who")),
+    }
+    return validated(Manifest, content, "manifest")
+
+
+def _mechanism(answers: Mapping[str, Any]) -> dict[str, Any]:
+    kind = answers["kind"]
+    if kind == "dp_sgd":
+        return _dp_sgd(answers)
+    if kind == "gaussian_release":
+        return {name: answers[name] for name in ("kind", "sensitivity", "standard_deviation")}
+    if kind == "approximate_dp":
+        points = [_pair("point", text) for text in answers["point"]]
+        return {"kind": kind, "points": [{"epsilon": epsilon, "delta": delta} for epsilon, delta in points]}
+    if kind == "renyi":
+        curve = sorted(_pair("order", text) for text in answers["order"])
+        return {"kind": kind, "orders": [order for order, _ in curve], "values": [value for _, value in curve]}
+    if kind == "non_private":
+        return {"kind": kind}
+    raise InvalidInput("kind", kind, "one of " + ", ".join(k for k in MECHANISM_KINDS if k != "accountant_history"))
+
+
+def _dp_sgd(answers: Mapping[str, Any]) -> dict[str, Any]:
+    mean, size = answers["loss_reduction"] == "mean", answers.get("expected_batch_size")
+    if mean and size is None and answers["sampling"] == "full_batch":
+        size = answers.get("size")
+    if mean and size is None:
+        accepted = "a number > 0: what the mean divides by"
+        raise InvalidInput("expected_batch_size", None, accepted, found="nothing")
+    block = _given(
+        steps=answers["steps"],
+        noise_multiplier=answers["noise_multiplier"],
+        clip_norm=answers["clip_norm"],
+        # Effective: of the sum of gradients.
+        learning_rate=answers["learning_rate"] / size if mean and size else answers["learning_rate"],
+        sampling_rate=answers.get("sampling_rate"),
+    )
+    optimizer = {name: answers.get(name) for name in ("momentum", "weight_decay")}
+    smoothness = None
+    if answers.get("smoothness") is not None:
+        facts = {name: answers.get(name) for name in ("feature_bound", "beta", "records")}
+        smoothness = _given(kind=answers["smoothness"], vouched_by=answers.get("who") or "who wrote this", **facts)
+    public = answers["adjacency"] == "replace_one" or not mean or bool(answers.get("public_divisor"))
+    return _given(
+        kind="dp_sgd",
+        blocks=[block],
+        sampling=answers["sampling"],
+        steps_per_epoch=answers.get("steps_per_epoch"),
+        clipping="per_example",
+        flat_clipping=not answers.get("per_layer"),
+        optimizer=_given(name=answers["optimizer"], **optimizer),
+        loss_reduction=answers["loss_reduction"],
+        expected_batch_size=float(size) if mean and size else None,
+        public_divisor=public,
+        smoothness=smoothness,
+    )
+
+
+def _checkpoint(text: str, folder: Path) -> dict[str, Any]:
+    step, _, name = text.partition("=")
+    if not step.isdecimal() or not name:
+        raise InvalidInput("checkpoint", text, "STEP=FILE, such as 20=model.safetensors")
+    refuse_pickle("--checkpoint", "checkpoint", name)
+    require_plain_path("--checkpoint", "checkpoint", name)
+    path = folder / name
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise UnsafePath("--checkpoint", "checkpoint", name, f"a file in {folder}")
+    slots = read_header(path)
+    contents = read_contents(path, slots)
+    weights = weights_digest((slot.name, slot.dtype, slot.shape, contents.tensors[slot.name]) for slot in slots)
+    return {"step": int(step), "files": [{"name": name, "sha256": contents.sha256}], "weights": weights}
+
+
+def _pair(name: str, text: str) -> tuple[float, float]:
+    first, _, second = text.partition(":")
+    try:
+        return float(first), float(second)
+    except ValueError:
+        raise InvalidInput(name, text, "two numbers with a colon between them") from None
+
+
+def _given(**fields: Any) -> dict[str, Any]:
+    """The fields that have a value."""
+    return {name: value for name, value in fields.items() if value is not None}
