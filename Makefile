@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench lint types imports clean
+.PHONY: help demo test check bench soak examples lint types imports clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -37,6 +37,13 @@ imports: $(INSTALLED)
 
 bench: $(INSTALLED)  ## speed against the peers, measured side by side
 	$(BIN)/python -m benchmarks
+
+soak: $(INSTALLED)  ## a million broken manifests, headers and listings
+	$(BIN)/python -m fuzz
+
+examples: $(INSTALLED)  ## train the example portfolios again, into .examples
+	$(BIN)/python examples/mnist/train.py --data .examples/data --out .examples/mnist
+	$(BIN)/python examples/probe/train.py --data .examples/data --out .examples/probe
 
 clean:  ## remove everything that was set up
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import json
 import re
 import subprocess
 import sys
@@ -12,6 +15,10 @@ from typer.testing import CliRunner
 
 from dpmerge.account.spec import BlockSpec, RunSpec, SmoothnessSpec, Spec
 from dpmerge.cli import app
+from dpmerge.documents import Strict, models_in
+from dpmerge.errors import PortfolioError
+from dpmerge.portfolio.manifest import Manifest, json_schema
+from dpmerge.training import record
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/**/*.md")])
@@ -22,17 +29,38 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def test_the_readmes_python_runs_and_says_what_it_should() -> None:
-    [code] = blocks(ROOT / "README.md", "python")
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    _, code = blocks(ROOT / "README.md", "python")
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     comment = code.strip().splitlines()[-1]
     assert comment == f"# {result.stdout.strip()}"
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/recording.md"])
+def test_the_recorders_arguments_are_real(page: str) -> None:
+    calls = [
+        node
+        for code in blocks(ROOT / page, "python")
+        for node in ast.walk(ast.parse(code))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "record"
+    ]
+    known = inspect.signature(record).parameters
+    assert calls
+    assert all(keyword.arg in known for call in calls for keyword in call.keywords)
+    if page != "README.md":
+        text = (ROOT / page).read_text()
+        assert [name for name in known if f"`{name}`" not in text and f"{name}=" not in text] == []
+
+
+def test_every_refusal_is_in_the_documentation() -> None:
+    text = (ROOT / "docs" / "portfolio.md").read_text()
+    assert [kind.__name__ for kind in PortfolioError.__subclasses__() if f"`{kind.__name__}`" not in text] == []
 
 
 def test_the_readme_shows_what_the_demo_prints() -> None:
     [shown] = blocks(ROOT / "README.md", "text")
     command, _, expected = shown.partition("\n")
     assert command == "$ make demo"
-    result = CliRunner().invoke(app, ["account", str(ROOT / "examples" / "mnist.json")], env={"COLUMNS": "80"})
+    result = CliRunner().invoke(app, ["inspect", str(ROOT / "examples" / "mnist")], env={"COLUMNS": "80"})
     printed = "\n".join(line.rstrip() for line in result.stdout.splitlines())
     assert printed.strip() == expected.strip()
 
@@ -73,12 +101,39 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_every_verb_has_a_page_and_every_field_is_on_it() -> None:
     verbs = [command.name or command.callback.__name__ for command in app.registered_commands if command.callback]
+    verbs += [str(group.name) for group in app.registered_groups]
+    assert {"account", "inspect", "manifest"} <= set(verbs)
     for verb in verbs:
         assert (ROOT / "docs" / f"{verb}.md").exists()
     text = (ROOT / "docs" / "account.md").read_text()
     for model in (Spec, RunSpec, BlockSpec, SmoothnessSpec):
         for field in model.model_fields:
             assert f"`{field}`" in text, field
+
+
+def test_every_field_of_a_manifest_is_on_its_page() -> None:
+    text = (ROOT / "docs" / "manifest.md").read_text()
+    for model in manifest_models(Manifest):
+        for name, field in model.model_fields.items():
+            assert f"`{field.alias or name}`" in text, name
+
+
+def manifest_models(model: type[Strict]) -> set[type[Strict]]:
+    """The model and all it is made of."""
+    found = {model}
+    for field in model.model_fields.values():
+        for part in models_in(field.annotation):
+            found |= {part} if part in found else manifest_models(part)
+    return found
+
+
+def test_the_published_schema_is_the_schema() -> None:
+    assert json.loads((ROOT / "docs" / "run-v1.schema.json").read_text()) == json_schema()
+
+
+def test_the_python_of_the_portfolio_page_runs() -> None:
+    [code] = blocks(ROOT / "docs" / "portfolio.md", "python")
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
 def test_documentation_names_no_machine() -> None:

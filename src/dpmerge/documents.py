@@ -110,7 +110,7 @@ class _Place:
         tagged = [o for o in self.owners if _tag(o) == part]
         if part in fields and not (tagged and len(self.owners) > 1):
             self.field = fields[part]
-            self.owners = list(_models(self.field.annotation))
+            self.owners = list(models_in(self.field.annotation))
             self.in_list = False
             self._name(part)
         elif tagged:
@@ -150,8 +150,8 @@ def _tag(model: type[Strict]) -> str | None:
     return str(values[0]) if len(values) == 1 else None
 
 
-def _models(annotation: Any) -> Iterator[type[Strict]]:
+def models_in(annotation: Any) -> Iterator[type[Strict]]:
     if isinstance(annotation, type) and issubclass(annotation, Strict):
         yield annotation
     for part in get_args(annotation):
-        yield from _models(part)
+        yield from models_in(part)

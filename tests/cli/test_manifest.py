@@ -1,0 +1,244 @@
+"""`dpmerge manifest` from outside: what it writes, what it says, what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from typer.testing import CliRunner, Result
+
+from dpmerge.cli import app
+from dpmerge.portfolio import Portfolio
+from dpmerge.portfolio.manifest import Manifest, json_schema
+
+SGD = {
+    "--run": "old", "--dataset": "adult", "--adjacency": "replace_one", "--size": "100", "--kind": "dp_sgd",
+    "--steps": "20", "--noise-multiplier": "32", "--clip-norm": "2", "--learning-rate": "4",
+    "--loss-reduction": "mean", "--sampling": "full_batch", "--optimizer": "sgd", "--noise-source": "os_entropy",
+    "--start": "random",
+}  # fmt: skip
+PAIR = {
+    "--run": "partner", "--dataset": "adult", "--adjacency": "add_remove", "--kind": "approximate_dp",
+    "--point": "1.2:1e-5", "--noise-source": "os_entropy", "--start": "random",
+}  # fmt: skip
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["manifest", *map(str, arguments)], env={"COLUMNS": "100"})
+
+
+def new(out: Path, flags: dict[str, str], *more: object) -> Result:
+    return call("new", "--out", out, *(word for pair in flags.items() for word in pair), *more)
+
+
+def test_new_writes_what_the_flags_say(tmp_path: Path) -> None:
+    result = new(tmp_path / "privacy.json", SGD, "--who", "me", "--tuning", "public")
+    assert result.exit_code == 0, result.stderr
+    manifest = Manifest.read(tmp_path / "privacy.json")
+    assert manifest.mechanism_from(None).profile().epsilon(1e-5) == pytest.approx(1.0470536090938, rel=1e-10)
+    document = manifest.document()
+    assert document["mechanism"]["blocks"][0]["learning_rate"] == 4 / 100
+    assert document["mechanism"]["expected_batch_size"] == 100
+    assert document["recorded_by"] == {"how": "hand", "who": "me"}
+    assert document["tuning"] == "public"
+    assert len(document["noise"]["stream"]) == 32
+    assert "smoothness known" in result.stdout
+
+
+def test_new_with_smoothness_reaches_hidden_state(tmp_path: Path) -> None:
+    more = ("--smoothness", "softmax", "--feature-bound", "1", "--records", "100", "--json")
+    result = new(tmp_path / "privacy.json", SGD, *more)
+    theorems = json.loads(result.stdout)["theorems"]
+    assert {name: each["certifies"] for name, each in theorems.items()} == {
+        "joint_release": True, "last_step": True, "hidden_state": True, "merged_trajectory": False,
+    }  # fmt: skip
+
+
+def test_a_model_known_by_a_pair_joins_a_portfolio(tmp_path: Path) -> None:
+    save_file({"w": np.ones(3, dtype=np.float32)}, tmp_path / "model.safetensors")
+    result = new(tmp_path / "privacy.json", PAIR, "--checkpoint", "1=model.safetensors")
+    assert result.exit_code == 0, result.stderr
+    portfolio = Portfolio.load(tmp_path)
+    assert portfolio.saved("partner@1").weights is not None
+    assert portfolio.everything().profile().epsilon(1e-5) == 1.2
+
+
+@pytest.mark.parametrize(
+    ("flags", "kind"),
+    [
+        ({"--kind": "gaussian_release", "--sensitivity": "1", "--standard-deviation": "2"}, "gaussian_release"),
+        ({"--kind": "renyi", "--order": "2:0.1"}, "renyi"),
+        ({"--kind": "non_private"}, "non_private"),
+    ],
+)
+def test_new_writes_every_kind(tmp_path: Path, flags: dict[str, str], kind: str) -> None:
+    shared = {name: value for name, value in PAIR.items() if name not in ("--kind", "--point")}
+    result = new(tmp_path / "privacy.json", {**shared, **flags})
+    assert result.exit_code == 0, result.stderr
+    assert Manifest.read(tmp_path / "privacy.json").mechanism.kind == kind
+
+
+INVALID_NEW = {
+    "nothing at all": ({}, (), "flags: got too few; accepted: --run, --dataset, --adjacency, --kind"),
+    "no steps": ({**SGD, "--steps": None}, (), "flags: got too few; accepted: --steps"),
+    "no batch size": ({**SGD, "--sampling": "poisson"}, ("--sampling-rate", "0.1"), "expected_batch_size: got nothing"),
+    "unknown kind": ({**SGD, "--kind": "magic"}, (), "kind: got 'magic'; accepted: one of dp_sgd"),
+    "size under add_remove": ({**PAIR, "--size": "9"}, (), "dataset.size: got 9; accepted: left out under add_remove"),
+    "a pair without a colon": ({**PAIR, "--point": "1.2"}, (), "point: got '1.2'; accepted: two numbers with a colon"),
+    "a negative epsilon": ({**PAIR, "--point": "-1:1e-5"}, (), "mechanism.points[0].epsilon: got -1.0"),
+    "a digest for a name": ({**PAIR, "--dataset": "ab" * 32}, (), "dataset.id: got 'abab"),
+    "seeded without a seed": ({**PAIR, "--noise-source": "seeded"}, (), "noise.seed: got None"),
+    "private without a parent": ({**PAIR, "--start": "private"}, (), "ancestry.run: got None"),
+    "a parent without a step": (
+        {**PAIR, "--start": "private"},
+        ("--parent", "a"),
+        "parent: got 'a'; accepted: run@step",
+    ),
+    "a pickle": (PAIR, ("--checkpoint", "1=model.pt"), "a format that can run code when loaded"),
+    "a path that leads out": (PAIR, ("--checkpoint", "1=../m.safetensors"), "a relative path inside the run's folder"),
+    "no such checkpoint": (PAIR, ("--checkpoint", "1=m.safetensors"), "No such file or directory"),
+    "a checkpoint without a step": (PAIR, ("--checkpoint", "m.safetensors"), "accepted: STEP=FILE"),
+    "a folder that is not there": (PAIR, ("--out", "nowhere/privacy.json"), "a file in a folder that exists"),
+}
+
+
+@pytest.mark.parametrize("name", INVALID_NEW)
+def test_new_refuses(tmp_path: Path, name: str) -> None:
+    flags, more, message = INVALID_NEW[name]
+    given = {flag: value for flag, value in flags.items() if value is not None}
+    result = new(tmp_path / "privacy.json", given, *more)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_new_never_replaces_a_record(tmp_path: Path) -> None:
+    (tmp_path / "privacy.json").write_text("mine")
+    result = new(tmp_path / "privacy.json", PAIR)
+    assert result.exit_code == 2
+    assert "a file that does not exist yet" in result.stderr
+    assert (tmp_path / "privacy.json").read_text() == "mine"
+
+
+def test_new_asks_on_a_terminal(tmp_path: Path) -> None:
+    """Every question in turn, and the kind decides which."""
+    answers = ["partner", "adult", "add_remove", "approximate_dp", "1.2:1e-5", "os_entropy", "random"]
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-c", "from dpmerge.cli import app; app()", "manifest", "new", "--json"]
+    process = subprocess.Popen(command, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path)
+    os.write(ours, "".join(f"{answer}\n" for answer in answers).encode())
+    output, errors = process.communicate(timeout=60)
+    os.close(ours)
+    os.close(theirs)
+    assert process.returncode == 0, errors
+    assert b"Known guarantees, as EPSILON:DELTA" in output
+    assert b"Noise multiplier" not in output
+    assert Manifest.read(tmp_path / "privacy.json").document()["mechanism"]["points"] == [
+        {"epsilon": 1.2, "delta": 1e-5}
+    ]
+
+
+HISTORY = {"history": [[1.0, 0.01, 600], [2.0, 0.01, 400]], "mechanism": "rdp"}
+TOLD = ("--sampling", "poisson", "--public-divisor", "--noise-source", "os_entropy", "--start", "random")
+
+
+def imported(folder: Path, history: object, *more: object) -> Result:
+    (folder / "history.json").write_text(json.dumps(history))
+    shared = ("--run", "old", "--dataset", "adult", "--out", folder / "privacy.json")
+    return call("import-opacus", folder / "history.json", *shared, *more)
+
+
+def test_a_history_alone_has_no_number_and_says_why(tmp_path: Path) -> None:
+    result = imported(tmp_path, HISTORY, "--json")
+    theorems = json.loads(result.stdout)["theorems"]
+    assert not any(each["certifies"] for each in theorems.values())
+    assert "what it started from is not recorded" in theorems["joint_release"]["missing"][0]["because"]
+
+
+def test_a_history_with_what_it_cannot_know_reaches_joint_release_and_no_more(tmp_path: Path) -> None:
+    result = imported(tmp_path, HISTORY, *TOLD, "--json")
+    theorems = json.loads(result.stdout)["theorems"]
+    assert [name for name, each in theorems.items() if each["certifies"]] == ["joint_release"]
+    missing = {p["premise"] for p in theorems["hidden_state"]["missing"]}
+    assert {"full_batch", "sgd_without_momentum", "smoothness_known", "flat_clipping"} <= missing
+
+
+def test_an_imported_history_costs_what_dp_accounting_says(tmp_path: Path) -> None:
+    imported(tmp_path, [[1.0, 0.01, 1000]], *TOLD)
+    mechanism = Manifest.read(tmp_path / "privacy.json").mechanism_from(None)
+    assert mechanism.profile().epsilon(1e-5) == pytest.approx(1.8282, abs=2e-4)
+
+
+def test_a_full_batch_history_reaches_no_theorem_about_updates(tmp_path: Path) -> None:
+    told = ("--sampling", "full_batch", "--adjacency", "replace_one", *TOLD[2:])
+    result = imported(tmp_path, [[32.0, 1.0, 1]], *told, "--json")
+    theorems = json.loads(result.stdout)["theorems"]
+    assert [name for name, each in theorems.items() if each["certifies"]] == ["joint_release"]
+
+
+def test_shuffled_batches_have_no_rate_whatever_the_accountant_was_told(tmp_path: Path) -> None:
+    told = ("--sampling", "shuffled", "--steps-per-epoch", "100", "--adjacency", "replace_one", *TOLD[2:])
+    assert imported(tmp_path, [[1.0, 0.01, 1000]], *told).exit_code == 0
+    manifest = Manifest.read(tmp_path / "privacy.json")
+    assert manifest.mechanism.blocks[0].sampling_rate == 1  # type: ignore[union-attr]
+    assert manifest.mechanism_from(None).profile().epsilon(1e-5) > 20  # ten epochs, each a Gaussian step with μ = 2
+
+
+INVALID_HISTORIES = {
+    "empty": ([], (), "history: got []; accepted: a non-empty list of [noise multiplier, sampling rate, steps]"),
+    "not a list": ({"history": 3}, (), "history: got 3"),
+    "two numbers": ([[1.0, 0.1]], (), "history[0]: got [1.0, 0.1]; accepted: [noise multiplier ≥ 0"),
+    "a rate above one": ([[1.0, 1.5, 3]], (), "history[0]: got [1.0, 1.5, 3]"),
+    "steps that are no integer": ([[1.0, 0.5, 3.5]], (), "history[0]: got [1.0, 0.5, 3.5]"),
+    "negative noise": ([[-1.0, 0.5, 3]], (), "history[0]: got [-1.0, 0.5, 3]"),
+    "a full batch at a rate": (HISTORY, ("--sampling", "full_batch"), "sampling: got full_batch, at a rate of 0.01"),
+    "shuffled without epochs": (
+        HISTORY, ("--sampling", "shuffled", "--adjacency", "replace_one"), "steps_per_epoch: got None",
+    ),
+    "unknown sampling": (HISTORY, ("--sampling", "often"), "mechanism.sampling: got 'often'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", INVALID_HISTORIES)
+def test_import_refuses(tmp_path: Path, name: str) -> None:
+    history, more, message = INVALID_HISTORIES[name]
+    result = imported(tmp_path, history, *more)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert not (tmp_path / "privacy.json").exists()
+
+
+def test_a_pickled_accountant_is_refused_with_the_way_to_save_it(tmp_path: Path) -> None:
+    (tmp_path / "history.pt").write_bytes(b"\x80\x04\x95")
+    result = call("import-opacus", tmp_path / "history.pt", "--run", "a", "--dataset", "b")
+    assert result.exit_code == 2
+    assert "json.dump(privacy_engine.accountant.state_dict(), file)" in result.stderr
+
+
+def test_check_reads_the_checkpoints_too(tmp_path: Path) -> None:
+    save_file({"w": np.ones(3, dtype=np.float32)}, tmp_path / "model.safetensors")
+    new(tmp_path / "privacy.json", PAIR, "--checkpoint", "1=model.safetensors")
+    assert call("check", tmp_path).exit_code == 0
+    save_file({"w": np.zeros(3, dtype=np.float32)}, tmp_path / "model.safetensors")
+    result = call("check", tmp_path / "privacy.json")
+    assert result.exit_code == 2
+    assert "checkpoints[0].files[0].sha256" in result.stderr
+
+
+def test_check_names_what_is_wrong(tmp_path: Path) -> None:
+    (tmp_path / "privacy.json").write_text('{"schema": "dpmerge/run/v2"}')
+    result = call("check", tmp_path)
+    assert result.exit_code == 2
+    assert "privacy.json: schema: got 'dpmerge/run/v2'; accepted: \"dpmerge/run/v1\"" in result.stderr
+
+
+def test_schema_prints_the_schema() -> None:
+    assert json.loads(call("schema").stdout) == json_schema()
