@@ -34,7 +34,7 @@ from dpmerge.privacy.mechanisms import Sampling, enum_member
 from dpmerge.training.batches import Batches
 from dpmerge.training.noise import randomness, warn_insecure
 from dpmerge.training.saving import ModelTensors
-from dpmerge.training.smooth_models import derived_smoothness
+from dpmerge.training.smooth_models import derived_smoothness, require_one_vector_per_record
 from dpmerge.training.steps import Step, StepReader, folded
 
 
@@ -136,6 +136,7 @@ class Recorder:
         self._noised = False
 
     def after_inner_step(self, *_: Any) -> None:
+        self._reader.moved()
         if self.steps in self._due or (self._every and self.steps % self._every == 0):
             self.checkpoint()
 
@@ -198,7 +199,7 @@ def record(
         )
     records = batches.records if replace_one else most_records
     smoothness = derived_smoothness(
-        module, criterion, loss_reduction=reader.loss_reduction, feature_bound=feature_bound, records=records
+        module, criterion, reductions=reader.loss_reductions, feature_bound=feature_bound, records=records
     )
     tensors = ModelTensors(module, optimizer, trained_only=trained_only)
     source = randomness(next(iter(optimizer.params)).device, noise_seed)
@@ -239,6 +240,8 @@ def record(
     )
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as attached:
+        if smoothness is not None:
+            attached.callback(require_one_vector_per_record(module).remove)
         _attach(attached, recorder, reader, optimizer)
         attached.enter_context(batches)
         if not optimizer.secure_mode:

@@ -10,7 +10,9 @@ import math
 from itertools import pairwise
 from typing import Any
 
+from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from dpmerge.errors import CannotRecord
 from dpmerge.portfolio.facts import SmoothnessFacts
@@ -22,7 +24,7 @@ def derived_smoothness(
     model: nn.Module,
     criterion: Any,
     *,
-    loss_reduction: str,
+    reductions: tuple[str, ...],
     feature_bound: float | None,
     records: int | None,
 ) -> SmoothnessFacts | None:
@@ -44,7 +46,9 @@ def derived_smoothness(
         )
     # The bias is the weight of a feature that is always 1.
     radius = math.hypot(bound, 1.0) if linear.bias is not None else bound
-    kind, beta = _loss(criterion, loss_reduction, linear.out_features, radius)
+    if isinstance(criterion, DPLossFastGradientClipping):
+        criterion = criterion.criterion
+    kind, beta = _loss(criterion, reductions, linear.out_features, radius)
     source = "a bound_features layer" if built_in is not None and built_in <= bound else "the caller of record()"
     return SmoothnessFacts(
         kind=kind,
@@ -53,6 +57,21 @@ def derived_smoothness(
         records=records,
         vouched_by=f"derived by the recorder from {type(criterion).__name__}; features bounded by {source}",
     )
+
+
+def require_one_vector_per_record(model: nn.Module) -> RemovableHandle:
+    """Watch the linear layer's input: of a sequence of vectors per record the loss would be a sum, and steeper."""
+    linear, _ = _linear_layer(model)
+    assert linear is not None
+
+    def check(_: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if inputs[0].dim() != 2:
+            shape = tuple(inputs[0].shape[1:])
+            raise CannotRecord(
+                f"feature_bound: a record is {shape}, not one feature vector; flatten it, or leave it out"
+            )
+
+    return linear.register_forward_pre_hook(check)
 
 
 def _linear_layer(model: nn.Module) -> tuple[nn.Linear | None, float | None]:
@@ -70,13 +89,13 @@ def _linear_layer(model: nn.Module) -> tuple[nn.Linear | None, float | None]:
     return layers[-1], bounds[0] if bounds else None
 
 
-def _loss(criterion: Any, loss_reduction: str, outputs: int, radius: float) -> tuple[Any, float | None]:
+def _loss(criterion: Any, reductions: tuple[str, ...], outputs: int, radius: float) -> tuple[Any, float | None]:
     """The kind of loss and, where it is steeper than the kind's own, its β."""
     name = type(criterion).__name__
-    if getattr(criterion, "reduction", None) not in (loss_reduction, "none"):
+    reduction = getattr(criterion, "reduction", None)
+    if reduction not in reductions:
         raise CannotRecord(
-            f"criterion: {name} reduces by {getattr(criterion, 'reduction', None)!r}, the optimizer by "
-            f"{loss_reduction!r}; they must be the same"
+            f"criterion: {name} reduces by {reduction!r}; the optimizer expects {' or '.join(reductions)}"
         )
     if getattr(criterion, "weight", None) is not None or getattr(criterion, "pos_weight", None) is not None:
         raise CannotRecord(f"criterion: {name} with class weights; smoothness is derived for unweighted losses")

@@ -56,6 +56,8 @@ class StepReader:
             if isinstance(layer, nn.modules.batchnorm._BatchNorm)
         ]
         self._settings = _settings(optimizer)
+        self._divisor = self.divisor
+        self._versions = self._weights_written()
         self._clip_norms: set[float] = set()
         self.uniform = True
         self.require_no_batch_statistics()
@@ -67,6 +69,11 @@ class StepReader:
     @property
     def loss_reduction(self) -> Literal["mean", "sum"]:
         return "mean" if self._optimizer.loss_reduction == "mean" else "sum"
+
+    @property
+    def loss_reductions(self) -> tuple[str, ...]:
+        """How the loss itself may be reduced: as the optimizer expects; ghost clipping takes single losses too."""
+        return (self.loss_reduction, "none") if self._ghost else (self.loss_reduction,)
 
     @property
     def divisor(self) -> float:
@@ -86,9 +93,24 @@ class StepReader:
         """A physical batch was clipped and added to the step's sum."""
         self._clip_norms.add(self.clip_norm)
 
+    def moved(self) -> None:
+        """The optimizer has moved the weights."""
+        self._versions = self._weights_written()
+
+    def _weights_written(self) -> list[int]:
+        """How often each trained tensor has been written to, by torch's own count."""
+        return [parameter._version for parameter in self._optimizer.params]
+
     def read(self, sampling_rate: float) -> Step:
         """The step that is about to move the weights."""
         optimizer, clip_norm = self._optimizer, self.clip_norm
+        if self._versions != self._weights_written():
+            raise CannotRecord(
+                "model: trained weights were changed between two steps, by something else than the private optimizer; "
+                "nobody can say what that cost"
+            )
+        if self.divisor != self._divisor:
+            raise CannotRecord("optimizer.expected_batch_size: changed in the course of the run; it must be a constant")
         if self._clip_norms - {clip_norm}:
             raise CannotRecord(
                 f"optimizer.max_grad_norm: changed within one logical step ({sorted({*self._clip_norms, clip_norm})}); "
