@@ -43,11 +43,21 @@ def read_bytes(path: Path, limit: int = LARGEST_DOCUMENT, accepted: str = "a rea
     return content
 
 
+def is_file(path: Path) -> bool:
+    """Whether there is a file that can be seen; a name no file can have is none."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
 def strict_json(text: str | bytes, name: str) -> Any:
     """The value of JSON text in which no object has a field twice."""
     accepted = "one JSON object"
     try:
-        return json.loads(text, object_pairs_hook=without_duplicates)
+        # Left to itself the parser would guess at UTF-16 and accept surrogates.
+        plain = text.decode("utf-8") if isinstance(text, bytes) else text
+        return json.loads(plain, object_pairs_hook=without_duplicates)
     except InvalidInput:
         raise
     except UnicodeDecodeError as error:
@@ -60,11 +70,13 @@ def strict_json(text: str | bytes, name: str) -> Any:
 
 
 def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object's fields, each of which may be named once."""
+    """An object's fields, each of which may be named once, in text that can be written down."""
     fields: dict[str, Any] = {}
     for name, value in pairs:
         if name in fields:
             raise InvalidInput(name, value, "each field once", found="the same field twice")
+        if not name.isascii() and any("\ud800" <= letter <= "\udfff" for letter in name):
+            raise InvalidInput(ascii(name), value, "Unicode text", found="half of a surrogate pair")
         fields[name] = value
     return fields
 
@@ -108,14 +120,15 @@ class _Place:
             return
         fields = {field.alias or name: field for o in self.owners for name, field in o.model_fields.items()}
         tagged = [o for o in self.owners if _tag(o) == part]
+        unknown = self.problem["type"] == "extra_forbidden" and part == self.problem["loc"][-1]
         if part in fields and not (tagged and len(self.owners) > 1):
             self.field = fields[part]
             self.owners = list(models_in(self.field.annotation))
             self.in_list = False
             self._name(part)
-        elif tagged:
+        elif tagged and not (unknown and len(self.owners) == 1):
             self.owners = tagged
-        elif self.problem["type"] == "extra_forbidden":
+        elif unknown:
             self._name(part)
 
     def _name(self, part: str) -> None:

@@ -23,6 +23,9 @@ A message is one line. It names the field, the value found there and what would 
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 
 class DpmergeError(Exception):
     """Base of everything raised on purpose."""
@@ -39,7 +42,11 @@ class InvalidInput(DpmergeError, ValueError):
         self.value = value
         self.accepted = accepted
         self.found = found
-        super().__init__(f"{field}: got {_shown(value) if found is None else found}; accepted: {accepted}")
+        shown = _shown(value) if found is None else found
+        super().__init__(_line(f"{_shortened(field)}: got {shown}; accepted: {accepted}"))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(type(self), found=self.found), (self.field, self.value, self.accepted)
 
     def within(self, place: str) -> InvalidInput:
         """The same error, its field named from further out."""
@@ -52,7 +59,10 @@ class PortfolioError(InvalidInput):
     def __init__(self, file: object, field: str, value: object, accepted: str, *, found: str | None = None) -> None:
         self.file = str(file)
         super().__init__(field, value, accepted, found=found)
-        self.args = (f"{self.file}: {self.args[0]}",)
+        self.args = (f"{_line(self.file)}: {self.args[0]}",)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(type(self), found=self.found), (self.file, self.field, self.value, self.accepted)
 
 
 class BadManifest(PortfolioError):
@@ -124,6 +134,17 @@ class DeltaOutOfReach(NoGuarantee):
         )
 
 
-def _shown(value: object, limit: int = 80) -> str:
-    text = repr(value)
+def _shown(value: object) -> str:
+    try:
+        return _shortened(repr(value), 80)
+    except RecursionError:
+        return "a value nested too deeply"
+
+
+def _shortened(text: str, limit: int = 200) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _line(text: str) -> str:
+    """What comes from a file may hold anything; a message is one line that a terminal can show."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

@@ -1,15 +1,16 @@
 """Do these runs belong together? Every check between the runs of a portfolio.
 
 Guarantees: runs that pass speak about the same data, unit and adjacency, have models of one shape, and no two of
-them share noise that anybody could know of: no stream, seed, or weights in common.
+them share noise that anybody could know of: no stream, no seed, and (see `origins`) no weights in common.
 Refuses, each with a named error, the file and the field: anything else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from dpmerge.errors import InvalidInput, MissingParent, MixedPortfolio, NotIndependent, TensorMismatch
+from dpmerge.portfolio.origins import require_origins
 from dpmerge.portfolio.runs import RecordedRun, SavedCheckpoint, all_checkpoints
 from dpmerge.privacy.exposure import Checkpoint, Mechanism
 
@@ -20,6 +21,7 @@ def require_agreement(runs: Sequence[RecordedRun]) -> None:
     _require_same_subject(runs)
     _require_same_tensors(runs)
     _require_own_noise(runs)
+    require_origins(runs)
 
 
 def _require_distinct_names(runs: Sequence[RecordedRun]) -> None:
@@ -77,21 +79,6 @@ def _require_own_noise(runs: Sequence[RecordedRun]) -> None:
             if other is not run:
                 accepted = f"noise of its own; {other.file} has the same, so the two are not independent"
                 raise NotIndependent(run.file, field, of(run), accepted)
-    seen: dict[str, SavedCheckpoint] = {}
-    for checkpoint in _moved_checkpoints(runs):
-        other_checkpoint = seen.setdefault(str(checkpoint.weights), checkpoint)
-        if other_checkpoint.run != checkpoint.run:
-            accepted = f"weights of its own; {other_checkpoint.name} has the same, so the two share their noise"
-            found = f"{checkpoint.name}, the same weights under another name"
-            raise NotIndependent(checkpoint.files[0], "weights", checkpoint.name, accepted, found=found)
-
-
-def _moved_checkpoints(runs: Sequence[RecordedRun]) -> Iterator[SavedCheckpoint]:
-    """Checkpoints of known weights that noise has gone into: not the start, nor what a rate of zero left there."""
-    for run in runs:
-        for checkpoint in run.checkpoints:
-            if checkpoint.step > 0 and checkpoint.weights not in (None, run.manifest.initial_weights):
-                yield checkpoint
 
 
 def mechanisms(runs: Sequence[RecordedRun]) -> dict[str, Mechanism]:
@@ -99,47 +86,32 @@ def mechanisms(runs: Sequence[RecordedRun]) -> dict[str, Mechanism]:
     by_name = {run.manifest.run: run for run in runs}
     made: dict[str, Mechanism] = {}
 
-    def make(run: RecordedRun, descendants: tuple[str, ...]) -> Mechanism:
-        name = run.manifest.run
-        if name in descendants:
-            accepted = "a parent that does not descend from this run"
-            circle = " → ".join((*descendants[descendants.index(name) :], name))
-            raise MissingParent(run.file, "ancestry.run", run.manifest.ancestry.run, accepted, found=circle)
-        if name not in made:
-            made[name] = run.manifest.mechanism_from(_parent(run, (*descendants, name)))
-        return made[name]
-
-    def _parent(run: RecordedRun, descendants: tuple[str, ...]) -> Checkpoint | None:
-        ancestry = run.manifest.ancestry
-        _require_declared(run, runs)
-        if ancestry.run is None or ancestry.step is None:
-            return None
-        parent = by_name.get(ancestry.run)
-        if parent is None:
-            accepted = "a run of this portfolio: what its parent cost must be counted too"
-            raise MissingParent(run.file, "ancestry.run", ancestry.run, accepted)
-        try:
-            return Checkpoint(make(parent, descendants), ancestry.step)
-        except InvalidInput as error:
-            if isinstance(error, MissingParent):
-                raise
-            raise MissingParent(run.file, "ancestry.step", ancestry.step, error.accepted) from None
-
     for run in runs:
-        make(run, ())
+        lineage = [run]
+        while (parent := _parent(lineage[-1], by_name)) is not None and parent.manifest.run not in made:
+            if parent in lineage:
+                circle = " → ".join(each.manifest.run for each in (*lineage[lineage.index(parent) :], parent))
+                accepted = "a parent that does not descend from this run"
+                raise MissingParent(parent.file, "ancestry.run", parent.manifest.ancestry.run, accepted, found=circle)
+            lineage.append(parent)
+        for each in reversed(lineage):  # a parent before its children, however long the line is
+            made.setdefault(each.manifest.run, each.manifest.mechanism_from(_start(each, made)))
     return made
 
 
-def _require_declared(run: RecordedRun, runs: Sequence[RecordedRun]) -> None:
-    """A run that started from another one's weights must say so, and one that says so must have them."""
-    start, ancestry = run.manifest.initial_weights, run.manifest.ancestry
-    if start is None:
-        return
-    for checkpoint in _moved_checkpoints(runs):
-        declared = (ancestry.run, ancestry.step) == (checkpoint.run, checkpoint.step)
-        if checkpoint.weights == start and not declared:
-            accepted = f"private, run {checkpoint.run}, step {checkpoint.step}: the initial weights are its"
-            raise MissingParent(run.file, "ancestry.start", ancestry.start, accepted)
-        if declared and checkpoint.weights != start:
-            accepted = f"the weights of {checkpoint.name}, from which the run says it started"
-            raise MissingParent(run.file, "initial_weights", start, accepted, found=start)
+def _parent(run: RecordedRun, by_name: Mapping[str, RecordedRun]) -> RecordedRun | None:
+    name = run.manifest.ancestry.run
+    if name is not None and name not in by_name:
+        accepted = "a run of this portfolio: what its parent cost must be counted too"
+        raise MissingParent(run.file, "ancestry.run", name, accepted)
+    return None if name is None else by_name[name]
+
+
+def _start(run: RecordedRun, made: Mapping[str, Mechanism]) -> Checkpoint | None:
+    ancestry = run.manifest.ancestry
+    if ancestry.run is None or ancestry.step is None:
+        return None
+    try:
+        return Checkpoint(made[ancestry.run], ancestry.step)
+    except InvalidInput as error:
+        raise MissingParent(run.file, "ancestry.step", ancestry.step, error.accepted) from None

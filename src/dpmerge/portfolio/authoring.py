@@ -16,6 +16,7 @@ from dpmerge.documents import validated
 from dpmerge.errors import InvalidInput, UnsafePath
 from dpmerge.portfolio.facts import MECHANISM_KINDS
 from dpmerge.portfolio.manifest import SCHEMA, Manifest, require_plain_path
+from dpmerge.portfolio.runs import inside
 from dpmerge.portfolio.tensors import read_contents, read_header, refuse_pickle, weights_digest
 
 
@@ -163,7 +164,7 @@ def _checkpoint(text: str, folder: Path) -> dict[str, Any]:
     refuse_pickle("--checkpoint", "checkpoint", name)
     require_plain_path("--checkpoint", "checkpoint", name)
     path = folder / name
-    if not path.resolve().is_relative_to(folder.resolve()):
+    if not inside(path, folder):
         raise UnsafePath("--checkpoint", "checkpoint", name, f"a file in {folder}")
     slots = read_header(path)
     contents = read_contents(path, slots)

@@ -38,8 +38,9 @@ def _portfolio_caveats(portfolio: Portfolio) -> Iterator[Caveat]:
         yield Caveat("contents_not_read", where, "only headers were read: digests and finiteness are not checked")
     for name in portfolio.ignored:
         yield Caveat("ignored", where, f"{name} is not part of this portfolio")
-    for _, error in portfolio.differences(portfolio.runs):
-        text = f"{error.field} differs from {portfolio.runs[0].id}: fine for random selection, refused for averaging"
+    for allowance, error in portfolio.differences(portfolio.runs):
+        verdict = "averaged all the same, as allowed" if allowance in portfolio.allowed else "refused for averaging"
+        text = f"{error.field} differs between runs: fine for random selection, {verdict}"
         yield Caveat("not_combinable", str(error.file), text)
     unknown = [run.id for run in portfolio.runs if run.manifest.initial_weights is None]
     if unknown and len(portfolio.runs) > 1:

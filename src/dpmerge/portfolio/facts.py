@@ -18,7 +18,14 @@ from dpmerge.documents import Strict
 from dpmerge.errors import InvalidInput
 from dpmerge.privacy.exposure import Adjacency, Checkpoint, Mechanism
 from dpmerge.privacy.mechanisms import Clipping, DpSgd, Optimizer, Sampling, StepBlock
-from dpmerge.privacy.releases import ApproximateDp, GaussianRelease, NonPrivate, RenyiMechanism, Unaccounted
+from dpmerge.privacy.releases import (
+    AccountantHistory,
+    ApproximateDp,
+    GaussianRelease,
+    NonPrivate,
+    RenyiMechanism,
+    Unaccounted,
+)
 from dpmerge.privacy.smoothness import SmoothKind, Smoothness
 
 Text = Annotated[str, Field(min_length=1, max_length=500)]
@@ -167,7 +174,7 @@ class HistoryFacts(Strict):
     )
 
     def mechanism(self, setting: Setting) -> Mechanism:
-        """The clip norm and rate of a step do not enter its cost; "unknown" keeps every theorem that asks away."""
+        """The clip norm and rate of a step do not enter its cost, and nothing else may be made of them."""
         whole = DpSgdFacts(
             kind="dp_sgd",
             blocks=[BlockSpec(clip_norm=1.0, learning_rate=1.0, **block.model_dump()) for block in self.blocks],
@@ -179,7 +186,8 @@ class HistoryFacts(Strict):
             loss_reduction="sum",
             public_divisor=self.public_divisor,
         )
-        return whole.mechanism(setting)
+        run = whole.mechanism(setting)
+        return AccountantHistory(costs=run) if isinstance(run, DpSgd) else run
 
 
 class GaussianReleaseFacts(Strict):

@@ -21,6 +21,7 @@ from dpmerge.privacy.exposure import Checkpoint, Exposure
 from dpmerge.privacy.gaussian import GaussianProfile
 from dpmerge.privacy.mechanisms import DpSgd
 from dpmerge.privacy.premises import Premise
+from dpmerge.privacy.releases import AccountantHistory
 
 SHOWN_THEOREMS = ("joint_release", "last_step", "hidden_state", "merged_trajectory")
 
@@ -161,9 +162,10 @@ def _failing(bound: Bound) -> tuple[Premise, ...]:
 def _costs(run: Run, delta: float) -> list[Cost]:
     """ε at each checkpoint: of a sampled run all prefixes at once."""
     steps = [saved.step for saved in run.checkpoints]
-    if isinstance(run.mechanism, DpSgd) and not run.mechanism.is_full_batch and steps:
+    sampled = run.mechanism.costs if isinstance(run.mechanism, AccountantHistory) else run.mechanism
+    if isinstance(sampled, DpSgd) and not sampled.is_full_batch and steps:
         try:
-            return [Cost(float(epsilon)) for epsilon in run.mechanism.prefix_epsilons(delta, steps)]
+            return [Cost(float(epsilon)) for epsilon in sampled.prefix_epsilons(delta, steps)]
         except NoGuarantee as reason:
             return [Cost(None, reason=str(reason)) for _ in steps]
     return [_cost_of([run.at(step)], delta) for step in steps]

@@ -13,6 +13,7 @@ from dpmerge.account.table import shown, value_range
 from dpmerge.portfolio.inspection import Cost, Inspection, Scope
 from dpmerge.portfolio.runs import Run
 from dpmerge.privacy.mechanisms import DpSgd
+from dpmerge.privacy.releases import AccountantHistory
 
 MOST_METRICS = 2
 ONE_RELEASE = ("last_step", "hidden_state", "merged_trajectory")
@@ -64,10 +65,10 @@ def _checkpoints(inspection: Inspection) -> Table:
 
 
 def _described(run: Run) -> list[str]:
-    mechanism = run.mechanism
+    known = isinstance(run.mechanism, DpSgd)
+    mechanism = run.mechanism.costs if isinstance(run.mechanism, AccountantHistory) else run.mechanism
     if not isinstance(mechanism, DpSgd):
         return [run.id, run.manifest.mechanism.kind.replace("_", " "), "–", "–"]
-    known = run.manifest.mechanism.kind == "dp_sgd"
     noise = value_range(block.noise_multiplier for block in mechanism.blocks)
     clip = value_range(block.clip_norm for block in mechanism.blocks) if known else "–"
     return [run.id, str(mechanism.sampling).replace("_", " "), noise, clip]

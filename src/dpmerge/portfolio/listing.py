@@ -2,11 +2,13 @@
 
 Guarantees: every folder named lies beside the listing and has a manifest; the YAML read has no aliases, tags or
 duplicate fields.
-Refuses: listings above 1 MB, unknown fields, names that lead elsewhere, folders without any run.
+Refuses: listings above 100 kB, unknown fields, names that lead elsewhere, folders without any run.
 """
 
 from __future__ import annotations
 
+import os
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -14,12 +16,12 @@ from typing import Annotated, Any, Literal, get_args
 import yaml
 from pydantic import Field
 
-from dpmerge.documents import Strict, read_bytes, validated
+from dpmerge.documents import Strict, is_file, read_bytes, validated
 from dpmerge.errors import BadManifest, InvalidInput
 from dpmerge.portfolio.manifest import MANIFEST_NAME, require_plain_path
 
 LISTING_NAME = "portfolio.yaml"
-LARGEST_LISTING = 1_000_000
+LARGEST_LISTING = 100_000
 
 Allowance = Literal["different_initial_weights", "different_frozen_tensors"]
 """What must be allowed by name before models that differ in it are averaged."""
@@ -37,11 +39,16 @@ class Listing(Strict):
 
 
 def run_folders(path: Path) -> list[Path]:
-    if (path / MANIFEST_NAME).is_file():
+    if is_file(path / MANIFEST_NAME):
         return [path]
-    if not path.is_dir():
-        raise BadManifest(path, "path", str(path), "a folder of runs, or a portfolio.yaml", found="no such folder")
-    folders = sorted(folder for folder in path.iterdir() if (folder / MANIFEST_NAME).is_file())
+    accepted = "a folder of runs, or a portfolio.yaml"
+    try:
+        beside = sorted(path.iterdir()) if os.path.isdir(path) else None
+    except OSError as error:
+        raise BadManifest(path, "path", str(path), accepted, found=f"an error: {error.strerror or error}") from None
+    if beside is None:
+        raise BadManifest(path, "path", str(path), accepted, found="no such folder")
+    folders = [folder for folder in beside if is_file(folder / MANIFEST_NAME)]
     if not folders:
         accepted = f"folders with a {MANIFEST_NAME} each (`dpmerge manifest new` writes one by hand)"
         raise BadManifest(path, "runs", [], accepted, found="a folder without any run")
@@ -67,8 +74,8 @@ class _PlainLoader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        if repeated := [key for key in keys if keys.count(key) > 1]:
+        counted = Counter(self.construct_object(key, deep=True) for key, _ in node.value)
+        if repeated := [key for key, times in counted.items() if times > 1]:
             raise InvalidInput(str(repeated[0]), repeated[0], "each field once", found="the same field twice")
         return super().construct_mapping(node, deep)
 
@@ -81,11 +88,12 @@ def read_listing(file: Path) -> Listing:
         listing = validated(Listing, content, "portfolio")
     except InvalidInput as error:
         raise BadManifest.of(file, error) from None
-    except (yaml.YAMLError, ValueError, RecursionError, TypeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError, TypeError, LookupError, AttributeError) as error:
+        # What a scalar with a tag of the wrong kind raises is up to PyYAML's constructors.
         reason = " ".join(str(error).split())[:120]
         raise BadManifest(file, "portfolio", None, "one YAML object", found=f"broken YAML ({reason})") from None
     for place, name in enumerate(listing.runs):
         require_plain_path(file, f"runs[{place}]", name)
-        if not (file.parent / name / MANIFEST_NAME).is_file():
+        if not is_file(file.parent / name / MANIFEST_NAME):
             raise BadManifest(file, f"runs[{place}]", name, f"a folder with a {MANIFEST_NAME}")
     return listing

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import secrets
+from collections import Counter
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
@@ -19,17 +20,18 @@ from pydantic import Field, model_validator
 
 from dpmerge.documents import LARGEST_DOCUMENT, Strict, read_bytes, strict_json, validated
 from dpmerge.errors import BadManifest, InvalidInput, PortfolioError, UnsafePath
-from dpmerge.portfolio.facts import MECHANISM_KINDS, MechanismFacts, Setting, Text
+from dpmerge.portfolio.facts import MECHANISM_KINDS, DpSgdFacts, MechanismFacts, Setting, Text
 from dpmerge.privacy.exposure import Adjacency, Checkpoint, Mechanism
 from dpmerge.privacy.releases import OneShot
 
 SCHEMA = "dpmerge/run/v1"
 MANIFEST_NAME = "privacy.json"
+LONGEST_NAME = 255
 
 RunId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 _RUN_ID = "1 to 100 letters, digits, dots, dashes and underscores, not starting with a mark"
-_DIGEST = re.compile(r"(?:sha\d+[:-]|md5[:-])?[0-9a-fA-F]{32,}")
+_DIGEST = re.compile(r"(?:sha\d+[:_-]?|md5[:_-]?)?[0-9a-f]{32,}", re.IGNORECASE)
 
 
 class Dataset(Strict):
@@ -152,13 +154,18 @@ class Manifest(Strict):
     checkpoints: list[SavedAs] = Field(default_factory=list, description="a list of checkpoints in order of steps")
     finished: bool = Field(default=True, description="true or false: did the run end as planned?")
     recorded_by: RecordedBy = Field(description="an object with how")
-    tools: dict[str, Text] = Field(default_factory=dict, description="an object of names and versions")
+    tools: dict[Text, Text] = Field(default_factory=dict, description="an object of names and versions")
 
     @model_validator(mode="after")
     def _consistent(self) -> Manifest:
         if self.dataset.size is not None and self.adjacency == "add_remove":
             accepted = "left out under add_remove, which makes the number of records private"
             raise InvalidInput("dataset.size", self.dataset.size, accepted)
+        if isinstance(self.mechanism, DpSgdFacts) and self.mechanism.smoothness is not None:
+            records, size = self.mechanism.smoothness.records, self.dataset.size
+            if records is not None and size is not None and records < size:
+                accepted = f"an integer ≥ {size}, the size of the data set"
+                raise InvalidInput("mechanism.smoothness.records", records, accepted)
         # Whether the parent is there is the portfolio's business; every other fact is checked here.
         mechanism = _within("mechanism", lambda: self.mechanism_from(None))
         earlier, names = -1, set[str]()
@@ -173,9 +180,9 @@ class Manifest(Strict):
                     raise InvalidInput(field, file.name, "each file once")
                 names.add(file.name)
         if self.tensors is not None:
-            listed = [*self.tensors.trained, *self.tensors.frozen]
-            if repeated := [name for name in dict.fromkeys(listed) if listed.count(name) > 1]:
-                raise InvalidInput("tensors", repeated[0], "each tensor once, trained or frozen")
+            counted = Counter([*self.tensors.trained, *self.tensors.frozen])
+            if repeated := next((name for name, times in counted.items() if times > 1), None):
+                raise InvalidInput("tensors", repeated, "each tensor once, trained or frozen")
         return self
 
     @property
@@ -186,7 +193,7 @@ class Manifest(Strict):
         return f"{self.run} ({how[self.recorded_by.how]}{by})"
 
     def mechanism_from(self, parent: Checkpoint | None) -> Mechanism:
-        """The run as the mathematics sees it, started from `parent` where that was private."""
+        """The run as the mathematics sees it, started from `parent` where that was private; without it, no number."""
         setting = Setting(
             adjacency=Adjacency(self.adjacency),
             label=self.run,
@@ -197,6 +204,11 @@ class Manifest(Strict):
         mechanism = self.mechanism.mechanism(setting)
         if self.ancestry.start == "unknown":
             return setting.unaccounted(mechanism.steps, 'what it started from is not recorded (start: "unknown")')
+        if self.ancestry.start == "private" and parent is None:
+            origin = f"{self.ancestry.run}@{self.ancestry.step}"
+            return setting.unaccounted(
+                mechanism.steps, f"it started from {origin}, whose cost is known in a portfolio only"
+            )
         if isinstance(mechanism, OneShot):
             mechanism.own_profile(1)  # imported curves and points are checked where they are used
         return mechanism
@@ -237,10 +249,13 @@ class Manifest(Strict):
 
 def require_plain_path(file: object, field: str, name: str) -> None:
     """Refuse a name that is not a plain relative path: it could lead anywhere."""
+    accepted = "a relative path inside the run's folder, without .. or \\"
     parts = PurePosixPath(name).parts
-    plain = name == "/".join(parts) and not name.startswith("/") and ".." not in parts
-    if not plain or any(mark in name for mark in ("\\", "\0", ":")) or not name.isprintable():
-        raise UnsafePath(file, field, name, "a relative path inside the run's folder, without .. or \\")
+    plain = name == "/".join(parts) and not name.startswith("/") and ".." not in parts and name.isprintable()
+    if not plain or any(mark in name for mark in ("\\", "\0", ":")):
+        raise UnsafePath(file, field, name, accepted)
+    if any(len(part.encode()) > LONGEST_NAME for part in parts):
+        raise UnsafePath(file, field, name, f"names of at most {LONGEST_NAME} bytes")
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -7,11 +7,12 @@ Refuses: see the table in docs/portfolio.md, a named error for each.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
+from dpmerge.documents import is_file
 from dpmerge.errors import InvalidInput, NotCombinable, PortfolioError
 from dpmerge.portfolio.agreement import mechanisms, require_agreement
 from dpmerge.portfolio.facts import DpSgdFacts
@@ -45,7 +46,7 @@ class Portfolio:
             if name not in get_args(Allowance):
                 raise InvalidInput("allow", name, ", ".join(get_args(Allowance)))
         listing_file = path if path.suffix in (".yaml", ".yml") else path / LISTING_NAME
-        if listing_file.is_file():
+        if is_file(listing_file):
             listing = read_listing(listing_file)
             home = listing_file.parent
             folders = [home / name for name in listing.runs]
@@ -130,21 +131,29 @@ class Portfolio:
 
     def differences(self, runs: Sequence[Run]) -> Iterator[tuple[Allowance, PortfolioError]]:
         """In what the other runs differ from the first so that averaging needs an allowance."""
-        for run in runs[1:]:
-            first = runs[0]
-            starts = (first.manifest.initial_weights, run.manifest.initial_weights)
-            if None not in starts and starts[0] != starts[1]:
-                accepted = f"the initial weights of {first.id}, or allow different_initial_weights"
+        for run, other in _pairs(runs, lambda r: r.manifest.initial_weights is not None):
+            if run.manifest.initial_weights != other.manifest.initial_weights:
+                found = str(run.manifest.initial_weights)
+                accepted = f"the initial weights of {other.id}, or allow different_initial_weights"
                 yield (
                     "different_initial_weights",
-                    NotCombinable(run.file, "initial_weights", starts[1], accepted, found=str(starts[1])),
+                    NotCombinable(run.file, "initial_weights", found, accepted, found=found),
                 )
-            if (name := _different_frozen(first, run)) is not None:
-                accepted = f"the same frozen tensors as {first.id}, or allow different_frozen_tensors"
+        for run, other in _pairs(runs, lambda r: r.manifest.tensors is not None):
+            if (name := _different_frozen(other, run)) is not None:
+                accepted = f"the same frozen tensors as {other.id}, or allow different_frozen_tensors"
                 yield (
                     "different_frozen_tensors",
                     NotCombinable(run.file, f"tensors.frozen: {name}", name, accepted, found="another tensor"),
                 )
+
+
+def _pairs(runs: Sequence[Run], known: Callable[[Run], bool]) -> Iterator[tuple[Run, Run]]:
+    """Each run of which something is known, with the first one of which it is."""
+    first = next((run for run in runs if known(run)), None)
+    for run in runs:
+        if first is not None and run is not first and known(run):
+            yield run, first
 
 
 def _different_frozen(first: Run, run: Run) -> str | None:

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
-from dpmerge.documents import read_bytes
+from dpmerge.documents import is_file, read_bytes
 from dpmerge.errors import BadCheckpoint, DigestMismatch, PrivateMetric, TensorMismatch, UnsafePath
 from dpmerge.portfolio.manifest import MANIFEST_NAME, Manifest, Metric, SavedAs
 from dpmerge.portfolio.tensors import Contents, Slot, read_contents, read_header, refuse_pickle, weights_digest
@@ -28,6 +29,7 @@ class SavedCheckpoint:
     run: str
     step: int
     files: tuple[Path, ...]
+    file_digests: tuple[str, ...]  # as recorded
     tensors: dict[str, tuple[Path, Slot]]
     metrics: tuple[Metric, ...]
     digests: dict[str, str] | None  # of each tensor; None where contents were not read
@@ -39,7 +41,7 @@ class SavedCheckpoint:
         """As it is written everywhere: run@step."""
         return f"{self.run}@{self.step}"
 
-    @property
+    @cached_property
     def weights(self) -> str | None:
         """One digest of all tensors: as read, or as recorded where contents were not read."""
         if self.digests is None:
@@ -129,10 +131,19 @@ def read_run(folder: Path, *, contents: bool) -> RecordedRun:
         digests = {n: d for key in keys for n, d in found[key].tensors.items()} if contents else None
         files = tuple(paths[key] for key in keys)
         checkpoint = SavedCheckpoint(
-            manifest.run, saved.step, files, tensors, tuple(saved.metrics), digests, saved.weights, manifest_file
+            run=manifest.run,
+            step=saved.step,
+            files=files,
+            file_digests=tuple(file.sha256 for file in saved.files),
+            tensors=tensors,
+            metrics=tuple(saved.metrics),
+            digests=digests,
+            recorded_weights=saved.weights,
+            manifest_file=manifest_file,
         )
         _require_recorded(manifest, place, checkpoint)
         checkpoints.append(checkpoint)
+    _require_frozen(manifest, checkpoints)
     return RecordedRun(manifest, folder, tuple(checkpoints))
 
 
@@ -148,13 +159,21 @@ def _located(folder: Path, manifest_file: Path, place: int, position: int, saved
     if not name.endswith((".safetensors", INDEX_SUFFIX)):
         raise BadCheckpoint(manifest_file, field, name, "a .safetensors file, or the .json index of its shards")
     path = folder / name
-    if not path.resolve().is_relative_to(folder.resolve()):
+    if not inside(path, folder):
         raise UnsafePath(manifest_file, field, name, "a file inside the run's folder", found=f"{name!r}, a link out")
-    if not path.is_file():
+    if not is_file(path):
         raise BadCheckpoint(manifest_file, field, name, "a file that exists", found=f"{name!r}, which is not there")
     if not is_weights(path):
         read_bytes(path)  # an index is small
     return path
+
+
+def inside(path: Path, folder: Path) -> bool:
+    """Whether a path, its links followed, lies in a folder; a link that leads nowhere does not."""
+    try:
+        return path.resolve().is_relative_to(folder.resolve())
+    except (OSError, RuntimeError):
+        return False
 
 
 def _tensors(
@@ -184,6 +203,16 @@ def _require_recorded(manifest: Manifest, place: int, checkpoint: SavedCheckpoin
     if recorded is not None and checkpoint.weights != recorded:
         accepted = f"{checkpoint.weights}, the digest of its tensors"
         raise DigestMismatch(file, f"checkpoints[{place}].weights", recorded, accepted, found=recorded)
+
+
+def _require_frozen(manifest: Manifest, checkpoints: list[SavedCheckpoint]) -> None:
+    """What a run did not train is the same in all its checkpoints."""
+    for checkpoint in checkpoints[1:]:
+        first = checkpoints[0].digests
+        for name in manifest.tensors.frozen if manifest.tensors else ():
+            if first and checkpoint.digests and checkpoint.digests[name] != first[name]:
+                accepted = f"a frozen tensor that stays as it is in {checkpoints[0].name}"
+                raise TensorMismatch(checkpoint.tensors[name][0], name, None, accepted, found="other values")
 
 
 def all_checkpoints(runs: tuple[RecordedRun, ...]) -> Iterator[SavedCheckpoint]:

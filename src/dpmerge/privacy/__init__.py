@@ -22,7 +22,14 @@ from dpmerge.privacy.loss_distribution import LossDistributionProfile
 from dpmerge.privacy.mechanisms import Clipping, DpSgd, Optimizer, Sampling, StepBlock
 from dpmerge.privacy.premises import Premise
 from dpmerge.privacy.profile import NonPrivateProfile, PrivacyProfile
-from dpmerge.privacy.releases import ApproximateDp, GaussianRelease, NonPrivate, RenyiMechanism, Unaccounted
+from dpmerge.privacy.releases import (
+    AccountantHistory,
+    ApproximateDp,
+    GaussianRelease,
+    NonPrivate,
+    RenyiMechanism,
+    Unaccounted,
+)
 from dpmerge.privacy.renyi import DEFAULT_ORDERS, RenyiProfile
 from dpmerge.privacy.selection import (
     SelectionProfile,
@@ -42,6 +49,7 @@ from dpmerge.privacy.weightings import (
 __all__ = [
     "DEFAULT_ORDERS",
     "THEOREMS",
+    "AccountantHistory",
     "Adjacency",
     "ApproximateDp",
     "Bound",

@@ -18,7 +18,7 @@ from dpmerge.privacy.discrete import DiscreteProfile
 from dpmerge.privacy.domain import Array
 from dpmerge.privacy.exposure import Adjacency, Checkpoint, Mechanism
 from dpmerge.privacy.gaussian import GaussianProfile
-from dpmerge.privacy.mechanisms import Moves, Optimizer, enum_member
+from dpmerge.privacy.mechanisms import DpSgd, Moves, Optimizer, enum_member
 from dpmerge.privacy.profile import NonPrivateProfile, PrivacyProfile
 from dpmerge.privacy.renyi import RenyiProfile
 
@@ -144,3 +144,24 @@ class Unaccounted(Mechanism):
     def own_profile(self, upto: int) -> PrivacyProfile:
         Checkpoint(self, upto)
         raise NoGuarantee(f"{self.label}: {self.reason}")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class AccountantHistory(Mechanism):
+    """A run of which only the noise and the sampling of its steps are known: what it costs, and nothing of its updates.
+
+    `costs` is any DP-SGD run with the same noise and sampling; clip norms and rates do not enter a step's cost.
+    """
+
+    costs: DpSgd
+
+    def __post_init__(self) -> None:
+        for name in ("adjacency", "label", "ancestry", "independent_noise", "vouched_by"):
+            object.__setattr__(self, name, getattr(self.costs, name))
+
+    @property
+    def steps(self) -> int:
+        return self.costs.steps
+
+    def own_profile(self, upto: int) -> PrivacyProfile:
+        return self.costs.own_profile(upto)

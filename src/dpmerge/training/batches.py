@@ -1,17 +1,21 @@
 """How batches are really drawn, seen from the loader while it is used.
 
 Guarantees: what is recorded is what happened: Poisson only where Opacus' sampler drew the batches, full batch only
-where every record is in every batch, and epochs that were cut short are not accounted as whole ones. A logical step
-is made of exactly one draw.
-Refuses: samplers that may draw a record twice, logical steps glued together from several draws.
+where every record is in every batch, and epochs that overlap or are cut short are not accounted as whole ones. A
+logical step is made of one draw, which no other step uses, and of no more gradients than that draw has records.
+Refuses: samplers that may draw a record twice, logical steps glued together from several draws, batches used twice.
+Of full batches it trusts that the batch used is the data: nothing has to be drawn anew for each step.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 import torch
 from opacus.optimizers import DPOptimizer
 from opacus.utils.batch_memory_manager import BatchSplittingSampler
@@ -21,28 +25,54 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 from dpmerge.errors import CannotRecord
 from dpmerge.privacy.mechanisms import Sampling
 
+_RANDOM_BITS = 2**24
+"""torch.rand in single precision is a multiple of 2⁻²⁴, so it is below q a little more often than q says."""
+
+
+@dataclass(eq=False)
+class _Pass:
+    """One pass over the loader."""
+
+    active: bool = True
+    split: bool = False  # into physical batches, by BatchMemoryManager
+    draws: int = 0
+    steps: int = 0
+    last: int = 0
+    largest: int = 0
+
 
 class Batches:
     """The batches of one loader, watched from `__enter__` to `__exit__`."""
 
     def __init__(self, loader: DataLoader[Any], optimizer: DPOptimizer) -> None:
-        self._optimizer = optimizer
+        self._loader, self._optimizer = loader, optimizer
         self._sampler = _sampler(loader)
-        self.records = len(loader.dataset)  # type: ignore[arg-type]
+        try:
+            self.records = len(loader.dataset)  # type: ignore[arg-type]
+        except TypeError:
+            raise CannotRecord("data_loader: a data set without a length; nobody can say how it was sampled") from None
         self.sampling, self._per_epoch = _kind(self._sampler, self.records)
+        self._rate = float(self._sampler.sample_rate) if self.sampling is Sampling.POISSON else 1.0
+        self._generator: torch.Generator | None = getattr(self._sampler, "generator", None)
         self._whole_epochs = True
         self._unfinished = False
-        self._draws = 0
+        self._passes: list[_Pass] = []
+        self._current: _Pass | None = None
         self._steps = 0
+        self._handed = 0
+        self._rows = 0
 
     @property
     def sampling_rate(self) -> float:
-        """The rate of the next step: Poisson's, or 1."""
-        return float(self._sampler.sample_rate) if self.sampling is Sampling.POISSON else 1.0
+        """The probability with which a record is in a batch: Poisson's, as torch's random numbers make it, or 1."""
+        if self.sampling is not Sampling.POISSON:
+            return 1.0
+        compared = max(self._rate, float(np.float32(self._rate)))
+        return min(1.0, math.ceil(compared * _RANDOM_BITS) / _RANDOM_BITS)
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """For shuffled batches, after how many steps a record may come again; 1 once an epoch was cut short."""
+        """For shuffled batches, after how many steps a record may come again; 1 once an epoch was not whole."""
         if self.sampling is not Sampling.SHUFFLED:
             return None
         return self._per_epoch if self._whole_epochs else 1
@@ -51,61 +81,100 @@ class Batches:
         """Draw Poisson batches from this generator (amplification needs batches nobody can predict); return the old."""
         if self.sampling is not Sampling.POISSON:
             return None
-        before: torch.Generator | None = self._sampler.generator
-        self._sampler.generator = generator
-        return before
+        before, self._generator, self._sampler.generator = self._sampler.generator, generator, generator
+        return before  # type: ignore[no-any-return]
+
+    def clipped(self, rows: int) -> None:
+        """Gradients of so many rows were clipped, each by itself, and added to the step's sum."""
+        if self._current is not None and self._current.split and not self._optimizer._step_skip_queue:
+            raise CannotRecord(
+                "optimizer.step: called more often than BatchMemoryManager handed out batches; call it once for each"
+            )
+        self._rows += rows
 
     def stepped(self) -> None:
         """A logical step is about to be taken."""
+        rows, self._rows = self._rows, 0
         self._steps += 1
-        if self.sampling is not Sampling.FULL_BATCH and self._draws < self._steps:
+        if self.sampling is Sampling.POISSON and (
+            float(self._sampler.sample_rate) != self._rate or self._sampler.generator is not self._generator
+        ):
+            raise CannotRecord("data_loader: the sampler's rate or generator was changed in the course of the run")
+        drawn = self.records if self.sampling is Sampling.FULL_BATCH else self._drawn()
+        if rows > drawn:
             raise CannotRecord(
-                f"data_loader: step {self._steps} was taken, but only {self._draws} batches were drawn from the "
-                "loader that was given; pass the loader make_private returned, and train on it"
+                f"data_loader: a step was taken on {rows} gradients, but its batch has {drawn} records; copies of a "
+                "record are clipped one by one and add up, so average them before clipping, or leave them out"
             )
 
-    def __enter__(self) -> Batches:
-        watch, drawn_by = self, type(self._sampler)
-        self._drawn_by = drawn_by
+    def _drawn(self) -> int:
+        """How many records the step's draw has; refused if there is no draw of its own."""
+        current, handed, self._handed = self._current, self._handed, 0
+        fresh = current is not None and (current.steps < current.draws if current.split else handed > 0)
+        if current is None or not fresh:
+            raise CannotRecord(
+                f"data_loader: step {self._steps} was taken without a batch of its own from the loader that was given; "
+                "pass the loader make_private returned, train on it, and take one step for each batch"
+            )
+        current.steps += 1
+        return current.largest if current.split or self._loader.num_workers else current.last
 
-        def watched(sampler: Any) -> Iterator[Any]:
-            watch._epoch_begins()
-            for batch in drawn_by.__iter__(sampler):
-                watch._drew()
+    def __enter__(self) -> Batches:
+        watch, drawn_by, handed_by = self, type(self._sampler), type(self._loader)
+
+        def draws(sampler: Any) -> Iterator[Any]:
+            this = watch._begin()
+            try:
+                for batch in drawn_by.__iter__(sampler):
+                    watch._drew(this, len(batch))
+                    yield batch
+            finally:
+                this.active = False
+
+        def batches(loader: Any) -> Iterator[Any]:
+            for batch in handed_by.__iter__(loader):
+                watch._handed += 1
                 yield batch
 
-        # The loader keeps its sampler, of the same type; only its draws are counted.
-        self._sampler.__class__ = type(drawn_by.__name__, (drawn_by,), {"__iter__": watched})
-        self._signal = self._optimizer.signal_skip_step
-        self._optimizer.signal_skip_step = self._signalled
+        # Both stay what they are, of the same type; what comes out of them is counted.
+        self._classes = drawn_by, handed_by
+        self._sampler.__class__ = type(drawn_by.__name__, (drawn_by,), {"__iter__": draws})
+        self._loader.__class__ = type(handed_by.__name__, (handed_by,), {"__iter__": batches})
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._sampler.__class__ = self._drawn_by
-        del self._optimizer.signal_skip_step
+        self._sampler.__class__, self._loader.__class__ = self._classes
 
-    def _signalled(self, do_skip: bool = True) -> None:
+    def signalled(self, do_skip: bool) -> None:
+        """The optimizer was told whether the next physical batch ends a logical step."""
         self._unfinished = do_skip
-        self._signal(do_skip)
+        if self._current is not None:
+            self._current.split = True
 
-    def _epoch_begins(self) -> None:
+    def _begin(self) -> _Pass:
         if self._optimizer._step_skip_queue:
             raise CannotRecord(
                 "data_loader: a new epoch begins while batches of the last one are still waiting; finish each logical "
                 "batch before leaving the loop"
             )
-        if self._per_epoch and self._steps % self._per_epoch:
+        overlapping = any(each.active for each in self._passes)
+        if self._per_epoch and (overlapping or self._steps % self._per_epoch):
             self._whole_epochs = False
+        self._passes = [each for each in self._passes if each.active]
+        self._passes.append(_Pass())
+        return self._passes[-1]
 
-    def _drew(self) -> None:
+    def _drew(self, this: _Pass, records: int) -> None:
         if self._unfinished:
             raise CannotRecord(
                 "optimizer.signal_skip_step: one logical step was made of several draws, in which a record may be "
                 "twice; let BatchMemoryManager split one draw instead"
             )
-        self._draws += 1
+        self._current = this
+        this.draws += 1
+        this.last, this.largest = records, max(this.largest, records)
 
 
 def _sampler(loader: DataLoader[Any]) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from dpmerge.errors import InvalidInput
 from dpmerge.privacy import domain
 
 
@@ -23,16 +24,21 @@ class BoundFeatures(nn.Module):
         self.bound = domain.magnitude("bound", bound, zero=False)
 
     def forward(self, batch: Tensor) -> Tensor:
-        if batch.shape[0] == 0:
+        if not batch.is_floating_point():
+            raise InvalidInput("features", batch.dtype, "a floating-point tensor", found=str(batch.dtype))
+        if batch.numel() == 0:
             return batch
         kept = torch.nan_to_num(batch)
         flat = kept.reshape(len(kept), -1).double()
-        largest = flat.abs().amax(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
-        length = largest * (flat / largest).norm(dim=1, keepdim=True)
-        # Rounding to the features' own precision must not lead back over the bound.
+        length = _lengths(flat)
         room = self.bound * (1 - 4 * torch.finfo(kept.dtype).eps)
         factor = torch.where(length > room, room / length, torch.ones_like(length))
-        return (flat * factor).to(kept.dtype).reshape(kept.shape)
+        bounded = (flat * factor).to(kept.dtype)
+        # Rounding to the features' own precision must not lead back over the bound; tiny numbers round coarsely.
+        while bool((over := _lengths(bounded.double()) > self.bound * (1 - 1e-12)).any()):
+            factor = torch.where(over, factor / 2, factor)
+            bounded = (flat * factor).to(kept.dtype)
+        return bounded.reshape(kept.shape)
 
     def record(self, features: Tensor) -> Tensor:
         """The same for one record, as a dataset's transform."""
@@ -41,6 +47,13 @@ class BoundFeatures(nn.Module):
 
     def extra_repr(self) -> str:
         return f"bound={self.bound:g}"
+
+
+def _lengths(rows: Tensor) -> Tensor:
+    """The norm of each row, without overflow or underflow on the way."""
+    largest = rows.abs().amax(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
+    lengths: Tensor = largest * (rows / largest).norm(dim=1, keepdim=True)
+    return lengths
 
 
 def bound_features(bound: float) -> BoundFeatures:

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 
 from dpmerge.documents import Strict, validated
 from dpmerge.errors import CannotRecord, InvalidInput
-from dpmerge.portfolio.facts import DpSgdFacts, NonPrivateFacts, SmoothnessFacts
+from dpmerge.portfolio.facts import DpSgdFacts, HistoryFacts, NonPrivateFacts, SmoothnessFacts
 from dpmerge.portfolio.manifest import MANIFEST_NAME, SCHEMA, Ancestry, Manifest, Metric, SavedAs
 from dpmerge.privacy import domain
 from dpmerge.privacy.exposure import Adjacency
@@ -35,7 +35,10 @@ from dpmerge.training.batches import Batches
 from dpmerge.training.noise import randomness, warn_insecure
 from dpmerge.training.saving import ModelTensors
 from dpmerge.training.smooth_models import derived_smoothness, require_one_vector_per_record
-from dpmerge.training.steps import Step, StepReader, folded
+from dpmerge.training.steps import MOST_BLOCKS, Step, StepReader, coarse_history, folded
+
+MOST_RATES = 100_000
+"""So many steps with a rate each fit into a manifest; of longer schedules it keeps what an accountant would."""
 
 
 class Recorder:
@@ -51,6 +54,7 @@ class Recorder:
         batches: Batches,
         smoothness: SmoothnessFacts | None,
         public_divisor: bool,
+        generator: Any,
         due: Collection[int],
         every: int | None,
     ) -> None:
@@ -61,28 +65,42 @@ class Recorder:
         self._batches = batches
         self._smoothness = smoothness
         self._public_divisor = public_divisor
+        self._generator = generator
         self._due = frozenset(due)
         self._every = every
         self._taken: list[Step] = []
         self._saved: list[SavedAs] = []
         self._noised = False
+        self._finished = False
 
     @property
     def steps(self) -> int:
         """Logical steps taken so far."""
         return len(self._taken)
 
-    def manifest(self, *, upto: int | None = None, finished: bool = False) -> Manifest:
+    def manifest(self, *, upto: int | None = None) -> Manifest:
         """The record of the first `upto` steps (by default all)."""
         taken = self._taken[:upto]
         if not taken:
             raise CannotRecord("no step has been taken yet, so there is nothing to record")
-        return _manifest(self._facts, self._mechanism(taken), checkpoints=self._saved, finished=finished)
+        return _manifest(self._facts, self._mechanism(taken), checkpoints=self._saved, finished=self._finished)
 
-    def _mechanism(self, taken: Sequence[Step]) -> DpSgdFacts:
+    def _mechanism(self, taken: Sequence[Step]) -> DpSgdFacts | HistoryFacts:
+        blocks = folded(taken)
+        if len(taken) > MOST_RATES and (
+            len(blocks) > MOST_BLOCKS or any(isinstance(b.learning_rate, list) for b in blocks)
+        ):
+            return HistoryFacts(
+                kind="accountant_history",
+                blocks=coarse_history(taken),
+                sampling=self._batches.sampling.value,
+                steps_per_epoch=self._batches.steps_per_epoch,
+                clipping="per_example",
+                public_divisor=self._public_divisor,
+            )
         return DpSgdFacts(
             kind="dp_sgd",
-            blocks=folded(taken),
+            blocks=blocks,
             sampling=self._batches.sampling.value,
             steps_per_epoch=self._batches.steps_per_epoch,
             clipping="per_example",
@@ -100,31 +118,48 @@ class Recorder:
 
     def checkpoint(self) -> None:
         """Keep the weights as they are now, and say so in the manifest."""
+        if not self._taken:
+            raise CannotRecord("checkpoint: no step has been taken yet, so there is nothing to keep")
         if self._saved and self._saved[-1].step == self.steps:
             return
         saved = self._tensors.save(self.folder, self.steps)
         self._saved.append(saved)
-        self.write(finished=False)
+        self._write()
 
     def metric(
         self, name: str, value: float, *, measured_on: Literal["public", "private", "training"], data: str | None = None
     ) -> None:
         """Note a figure of merit of the last checkpoint, and the data it was measured on."""
-        if not self._saved:
-            raise CannotRecord(f"metric {name}: no checkpoint has been kept yet to which it could belong")
+        if not self._saved or self._saved[-1].step != self.steps:
+            raise CannotRecord(
+                f"metric {name}: the weights after step {self.steps} were not kept; checkpoint() keeps them"
+            )
         last = self._saved[-1]
         described = {"name": name, "value": value, "measured_on": measured_on, "data": data}
         noted = validated(Metric, described, "metric")
         self._saved[-1] = last.model_copy(update={"metrics": [*last.metrics, noted]})
-        self.write(finished=False)
+        self._write()
 
-    def write(self, *, finished: bool) -> None:
+    def finish(self) -> None:
+        """The run ended as planned: keep the last weights, and say so."""
+        if self._taken:
+            self.checkpoint()
+            self._finished = True
+            self._write()
+
+    def _write(self) -> None:
         """Replace the manifest by one that covers what was saved; steps after the last checkpoint left no trace."""
-        upto = self._saved[-1].step
-        self.manifest(upto=upto, finished=finished).write(self.folder / MANIFEST_NAME)
+        self.manifest(upto=self._saved[-1].step).write(self.folder / MANIFEST_NAME)
 
-    def before_step(self, _: DPOptimizer) -> None:
+    def clipped(self) -> None:
+        """A physical batch is about to be clipped, or was in backward(), and added to the step's sum."""
+        self._batches.clipped(self._reader.clipped())
+
+    def before_step(self, optimizer: DPOptimizer) -> None:
         """The noise has been added; the weights have not moved."""
+        if optimizer.generator is not self._generator:
+            raise CannotRecord("optimizer.generator: replaced in the course of the run; the manifest names another one")
+        self._tensors.require_untouched()
         step = self._reader.read(self._batches.sampling_rate)
         self._batches.stepped()
         self._taken.append(step)
@@ -136,7 +171,7 @@ class Recorder:
         self._noised = False
 
     def after_inner_step(self, *_: Any) -> None:
-        self._reader.moved()
+        self._taken[-1] = self._reader.moved(self._taken[-1])
         if self.steps in self._due or (self._every and self.steps % self._every == 0):
             self.checkpoint()
 
@@ -199,7 +234,12 @@ def record(
         )
     records = batches.records if replace_one else most_records
     smoothness = derived_smoothness(
-        module, criterion, reductions=reader.loss_reductions, feature_bound=feature_bound, records=records
+        module,
+        criterion,
+        loss_reduction=reader.loss_reduction,
+        feature_bound=feature_bound,
+        records=records,
+        ghost=reader.ghost,
     )
     tensors = ModelTensors(module, optimizer, trained_only=trained_only)
     source = randomness(next(iter(optimizer.params)).device, noise_seed)
@@ -235,6 +275,7 @@ def record(
         batches=batches,
         smoothness=smoothness,
         public_divisor=divisor_known or bool(public_divisor),
+        generator=optimizer.generator if optimizer.secure_mode else source.noise,
         due=checkpoint_at,
         every=checkpoint_every,
     )
@@ -242,16 +283,14 @@ def record(
     with ExitStack() as attached:
         if smoothness is not None:
             attached.callback(require_one_vector_per_record(module).remove)
-        _attach(attached, recorder, reader, optimizer)
+        _attach(attached, recorder, reader, batches, optimizer, model)
         attached.enter_context(batches)
         if not optimizer.secure_mode:
             attached.callback(setattr, optimizer, "generator", optimizer.generator)
             optimizer.generator = source.noise
             attached.callback(batches.use, batches.use(source.batches))
         yield recorder
-        if recorder.steps:
-            recorder.checkpoint()
-            recorder.write(finished=True)
+        recorder.finish()
 
 
 def _manifest(facts: dict[str, Any], mechanism: Strict, *, checkpoints: list[SavedAs], finished: bool) -> Manifest:
@@ -276,6 +315,12 @@ def _require_fresh(optimizer: DPOptimizer, folder: Path) -> None:
         )
     if optimizer.state:
         raise CannotRecord("optimizer: it has taken steps already; record a run from its first step on")
+    waiting = optimizer._step_skip_queue or optimizer._is_last_step_skipped
+    if waiting or any(p.grad is not None or p.summed_grad is not None for p in optimizer.params):
+        raise CannotRecord(
+            "optimizer: it has gradients already; record a run from its first step on (optimizer.zero_grad(set_to_none="
+            "True) clears gradients that no step has used)"
+        )
 
 
 def _accountant(optimizer: DPOptimizer) -> IAccountant | None:
@@ -286,8 +331,10 @@ def _accountant(optimizer: DPOptimizer) -> IAccountant | None:
     return owner if isinstance(owner, IAccountant) else None
 
 
-def _attach(attached: ExitStack, recorder: Recorder, reader: StepReader, optimizer: DPOptimizer) -> None:
-    """Wrap what the optimizer already does; everything is taken off again at the end, whatever happens."""
+def _attach(
+    attached: ExitStack, recorder: Recorder, reader: StepReader, batches: Batches, optimizer: DPOptimizer, model: Any
+) -> None:
+    """Wrap what the optimizer already does; everything is put back at the end, whatever happens."""
     accounted = optimizer.step_hook
 
     def step_hook(optim: DPOptimizer) -> None:
@@ -298,16 +345,38 @@ def _attach(attached: ExitStack, recorder: Recorder, reader: StepReader, optimiz
     optimizer.attach_step_hook(step_hook)
     attached.callback(setattr, optimizer, "step_hook", accounted)
 
-    name = "accumulate" if hasattr(optimizer, "accumulate") else "clip_and_accumulate"
-    clip = getattr(optimizer, name)
+    gather = "accumulate" if reader.ghost else "clip_and_accumulate"
+    add, signal = getattr(optimizer, gather), optimizer.signal_skip_step
 
     def clip_and_note() -> None:
-        clip()
-        reader.clipped()
+        recorder.clipped()
+        add()
 
-    setattr(optimizer, name, clip_and_note)
-    attached.callback(delattr, optimizer, name)
+    def signal_and_note(do_skip: bool = True) -> None:
+        batches.signalled(do_skip)
+        signal(do_skip)
 
+    _wrap(attached, optimizer, gather, clip_and_note)
+    _wrap(attached, optimizer, "signal_skip_step", signal_and_note)
+    if reader.ghost:
+        factors = model.get_clipping_coef
+
+        def compute_and_note() -> Any:
+            computed = factors()
+            reader.factors_computed(len(computed))
+            return computed
+
+        _wrap(attached, model, "get_clipping_coef", compute_and_note)
     inner = optimizer.original_optimizer
     attached.callback(inner.register_step_pre_hook(recorder.before_inner_step).remove)
     attached.callback(inner.register_step_post_hook(recorder.after_inner_step).remove)
+
+
+def _wrap(attached: ExitStack, owner: Any, name: str, wrapper: Any) -> None:
+    """Put a wrapper before a method of one object; afterwards the object is as it was."""
+    own = vars(owner).get(name)
+    vars(owner)[name] = wrapper
+    if own is None:
+        attached.callback(vars(owner).pop, name)
+    else:
+        attached.callback(vars(owner).__setitem__, name, own)

@@ -40,6 +40,12 @@ class ModelTensors:
         state = self._state()
         self.trained = [name for name in state if named.get(name) in in_training]
         self.frozen = [name for name in state if named.get(name) not in in_training]
+        if elsewhere := in_training - {named[name] for name in self.trained}:
+            raise CannotRecord(
+                f"model: the optimizer trains {len(elsewhere)} tensors that are not in it; pass the whole model"
+            )
+        self._frozen_tensors = [state[name] for name in self.frozen]
+        self._frozen_versions = self._written()
         self._frozen_digests = _digests(state, self.frozen)
         self.initial_weights = self._weights(state)
 
@@ -48,11 +54,23 @@ class ModelTensors:
         digest = weights_digest((n, "", (), self._frozen_digests[n]) for n in self.frozen) if self.frozen else None
         return Tensors(trained=self.trained, frozen=[] if self._trained_only else self.frozen, frozen_weights=digest)
 
+    def require_untouched(self) -> None:
+        """Refuse tensors that were written to although nobody trains them; by torch's own count, so at once."""
+        written = self._written()
+        if written != self._frozen_versions:
+            pairs = zip(self.frozen, written, self._frozen_versions, strict=True)
+            raise _changed(next(name for name, now, before in pairs if now != before))
+
+    def _written(self) -> list[int]:
+        return [0 if tensor.is_inference() else tensor._version for tensor in self._frozen_tensors]
+
     def save(self, folder: Path, step: int) -> SavedAs:
-        """Write the weights after a step, durably, under their final name."""
+        """Write the weights after a step, durably, under their final name; nothing is ever overwritten."""
         state = self._state()
         self._require_frozen(state)
         name = f"step-{step}.safetensors"
+        if (folder / name).exists():
+            raise CannotRecord(f"directory: {folder / name} is there already; a record needs a folder of its own")
         beside = folder / f".{name}.partial"
         kept = {key: _plain(state[key]) for key in self._kept()}
         try:
@@ -91,10 +109,14 @@ class ModelTensors:
             name for name, digest in _digests(state, self.frozen).items() if digest != self._frozen_digests[name]
         ]
         if changed:
-            raise CannotRecord(
-                f"model.{changed[0]}: changed in training although the private optimizer does not train it, so private "
-                "data may have flowed into it without noise; freeze it, or train it with the same optimizer"
-            )
+            raise _changed(changed[0])
+
+
+def _changed(name: str) -> CannotRecord:
+    return CannotRecord(
+        f"model.{name}: changed in training although the private optimizer does not train it, so private data may have "
+        "flowed into it without noise; freeze it, or train it with the same optimizer"
+    )
 
 
 def _plain(value: Tensor) -> Tensor:

@@ -24,9 +24,10 @@ def derived_smoothness(
     model: nn.Module,
     criterion: Any,
     *,
-    reductions: tuple[str, ...],
+    loss_reduction: str,
     feature_bound: float | None,
     records: int | None,
+    ghost: bool = False,
 ) -> SmoothnessFacts | None:
     """What is known of the loss, or None where no bound on the features is given or built in."""
     linear, built_in = _linear_layer(model)
@@ -48,6 +49,7 @@ def derived_smoothness(
     radius = math.hypot(bound, 1.0) if linear.bias is not None else bound
     if isinstance(criterion, DPLossFastGradientClipping):
         criterion = criterion.criterion
+    reductions = (loss_reduction, "none") if ghost else (loss_reduction,)  # ghost clipping reduces by itself
     kind, beta = _loss(criterion, reductions, linear.out_features, radius)
     source = "a bound_features layer" if built_in is not None and built_in <= bound else "the caller of record()"
     return SmoothnessFacts(

@@ -9,7 +9,7 @@ change within a step, gradients accumulated over several draws, batch normalisat
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -18,11 +18,13 @@ from torch import nn
 
 from dpmerge.account.spec import BlockSpec
 from dpmerge.errors import CannotRecord
-from dpmerge.portfolio.facts import OptimizerFacts
+from dpmerge.portfolio.facts import HistoryBlock, OptimizerFacts
 
 KNOWN_OPTIMIZERS = (DPOptimizer, DPPerLayerOptimizer, DPOptimizerFastGradientClipping)
 
 _SETTINGS = ("momentum", "nesterov", "dampening", "weight_decay")
+MOST_BLOCKS = 20_000
+"""More would not fit into a manifest."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +47,19 @@ class StepReader:
                 f"optimizer: a {type(optimizer).__name__}; recorded are those make_private returns for flat and "
                 f"per_layer clipping on one device: {known} (adaptive clipping releases more than gradients)"
             )
+        low = [
+            parameter.dtype for parameter in optimizer.params if parameter.dtype not in (torch.float32, torch.float64)
+        ]
+        if low:
+            raise CannotRecord(
+                f"model: trained parameters in {low[0]}; accepted: float32 or float64 (in less, clipped gradients are "
+                "rounded up beyond the clip norm)"
+            )
         self._optimizer = optimizer
         self._ghost = isinstance(optimizer, DPOptimizerFastGradientClipping)
         if self._ghost and not hasattr(model, "max_grad_norm"):
             raise CannotRecord("model: with ghost clipping pass what make_private returned, which does the clipping")
-        self._clipper = model if self._ghost else optimizer
+        self._model = model
         self._normalisation = [
             (name, layer)
             for name, layer in module.named_modules()
@@ -59,6 +69,7 @@ class StepReader:
         self._divisor = self.divisor
         self._versions = self._weights_written()
         self._clip_norms: set[float] = set()
+        self._ghost_rows: list[int] = []
         self.uniform = True
         self.require_no_batch_statistics()
 
@@ -69,11 +80,6 @@ class StepReader:
     @property
     def loss_reduction(self) -> Literal["mean", "sum"]:
         return "mean" if self._optimizer.loss_reduction == "mean" else "sum"
-
-    @property
-    def loss_reductions(self) -> tuple[str, ...]:
-        """How the loss itself may be reduced: as the optimizer expects; ghost clipping takes single losses too."""
-        return (self.loss_reduction, "none") if self._ghost else (self.loss_reduction,)
 
     @property
     def divisor(self) -> float:
@@ -87,15 +93,50 @@ class StepReader:
         if isinstance(self._optimizer, DPPerLayerOptimizer):
             norms = torch.tensor([float(norm) for norm in self._optimizer.max_grad_norms], dtype=torch.float64)
             return float(norms.norm())
-        return float(self._clipper.max_grad_norm)
+        return float(self._model.max_grad_norm if self._ghost else self._optimizer.max_grad_norm)
 
-    def clipped(self) -> None:
-        """A physical batch was clipped and added to the step's sum."""
+    @property
+    def ghost(self) -> bool:
+        """Whether gradients are clipped in backward(), by the model, and not by the optimizer."""
+        return self._ghost
+
+    def factors_computed(self, rows: int) -> None:
+        """Ghost clipping: the clip factors of so many rows were computed, in backward()."""
         self._clip_norms.add(self.clip_norm)
+        self._ghost_rows.append(rows)
 
-    def moved(self) -> None:
-        """The optimizer has moved the weights."""
+    def clipped(self) -> int:
+        """A physical batch is about to be added to the step's sum; of how many rows?"""
+        self._clip_norms.add(self.clip_norm)
+        return self._rows_of_ghost() if self._ghost else _rows(next(iter(self._optimizer.params)))
+
+    def _rows_of_ghost(self) -> int:
+        computed, self._ghost_rows = self._ghost_rows, []
+        if len(computed) != 1:
+            raise CannotRecord(
+                f"criterion: {len(computed)} clipped backward passes in one step; call backward() once, on what the "
+                "criterion that make_private returned gives: it does the clipping"
+            )
+        [rows] = computed
+        square = sum(float(p.grad.double().square().sum()) for p in self._optimizer.params if p.grad is not None)
+        if square > (rows * self.clip_norm * 1.001) ** 2:
+            raise CannotRecord(
+                "criterion: the sum of clipped gradients is larger than its parts can be; something was added to the "
+                "loss (a penalty on the weights?) that ghost clipping does not see"
+            )
+        return rows
+
+    def moved(self, step: Step) -> Step:
+        """The optimizer has moved the weights; the step with the rate that did it."""
         self._versions = self._weights_written()
+        rate = self._rate()
+        if rate == step.learning_rate:
+            return step
+        self.uniform = False  # somebody changed it after the noise was added
+        return replace(step, learning_rate=max(rate, step.learning_rate))
+
+    def _rate(self) -> float:
+        return max(float(group["lr"]) for group in self._optimizer.param_groups) / self.divisor
 
     def _weights_written(self) -> list[int]:
         """How often each trained tensor has been written to, by torch's own count."""
@@ -138,7 +179,7 @@ class StepReader:
         multiplier = float(optimizer.noise_multiplier) if scaled_for == clip_norm else noise / clip_norm
         rates = {float(group["lr"]) for group in optimizer.param_groups}
         self.uniform &= len(rates) == 1 and _settings(optimizer) == self._settings
-        return Step(multiplier, clip_norm, max(rates) / self.divisor, sampling_rate)
+        return Step(multiplier, clip_norm, self._rate(), sampling_rate)
 
     def require_no_batch_statistics(self) -> None:
         """Batch normalisation mixes the records of a batch and keeps their statistics without noise."""
@@ -155,7 +196,12 @@ class StepReader:
         """The optimizer as theorems see it; settings that differ or change leave only joint release."""
         inner = self._optimizer.original_optimizer
         if type(inner) is not torch.optim.SGD:
-            return OptimizerFacts(name=type(inner).__name__.lower())
+            # With its module: other libraries call other things SGD.
+            kind = type(inner)
+            known = kind.__module__.startswith("torch.optim")
+            return OptimizerFacts(name=kind.__name__.lower() if known else f"{kind.__module__}.{kind.__qualname__}")
+        if any(group.get("maximize") for group in self._optimizer.param_groups):
+            return OptimizerFacts(name="sgd that climbs (maximize)")
         if not self.uniform or len({repr(group) for group in self._settings}) > 1:
             return OptimizerFacts(name="sgd with settings that differ or change")
         momentum, nesterov, dampening, decay = self._settings[0]
@@ -182,6 +228,21 @@ def folded(steps: Sequence[Step]) -> list[BlockSpec]:
         else:
             blocks.append([step])
     return [_block(block) for block in blocks]
+
+
+def coarse_history(steps: Sequence[Step]) -> list[HistoryBlock]:
+    """What an accountant would remember, in few enough blocks: neighbours are joined at the smaller noise."""
+    blocks = [(b.steps, b.noise_multiplier, b.sampling_rate) for b in folded(steps)]
+    while len(blocks) > MOST_BLOCKS:
+        pairs = [blocks[place : place + 2] for place in range(0, len(blocks), 2)]
+        blocks = [(sum(n for n, _, _ in p), min(s for _, s, _ in p), max(q for _, _, q in p)) for p in pairs]
+    return [HistoryBlock(steps=n, noise_multiplier=sigma, sampling_rate=q) for n, sigma, q in blocks]
+
+
+def _rows(parameter: torch.Tensor) -> int:
+    """Of how many rows the gradients are that wait to be clipped."""
+    samples = parameter.grad_sample  # type: ignore[attr-defined]
+    return sum(len(part) for part in samples) if isinstance(samples, list) else len(samples)
 
 
 def _mechanism(step: Step) -> tuple[float, float, float]:

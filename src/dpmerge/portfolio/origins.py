@@ -1,0 +1,138 @@
+"""Where weights come from: values that noise has gone into can be in one place only.
+
+Guarantees: a tensor that a run trained, as it was after some step, is found nowhere else in the portfolio, unless the
+other run says that it descends from there. So a copied model is not taken for an independent one, a model is not
+passed off as an earlier (cheaper) checkpoint, and a private start is not passed off as a fresh one.
+Refuses: everything else, naming both places. Where contents were not read, files and recorded digests are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from dpmerge.errors import DigestMismatch, MissingParent, NotIndependent
+from dpmerge.portfolio.facts import DpSgdFacts
+from dpmerge.portfolio.runs import RecordedRun, SavedCheckpoint
+
+
+class _Mark(NamedTuple):
+    """By what the same values are recognised: a tensor of a name, all weights, or a whole file."""
+
+    what: str
+    digest: str
+
+
+def require_origins(runs: Sequence[RecordedRun]) -> None:
+    """Every value that noise has gone into has one origin, and every start is what it is said to be."""
+    by_name = {run.manifest.run: run for run in runs}
+    made: dict[_Mark, SavedCheckpoint] = {}
+    for run in runs:
+        for checkpoint in run.checkpoints:
+            for mark in _noised(run, checkpoint):
+                origin = made.setdefault(mark, checkpoint)
+                if origin is not checkpoint and not _rested(run, origin, checkpoint):
+                    raise _copied(checkpoint, origin, mark)
+    for run in runs:
+        for checkpoint in run.checkpoints:
+            for mark in _marks(checkpoint, checkpoint.tensors):
+                origin = made.get(mark, checkpoint)
+                explained = _descends(run, origin, by_name) or _rested(run, origin, checkpoint)
+                if origin is not checkpoint and not explained:
+                    raise _copied(checkpoint, origin, mark)
+        start = made.get(_Mark("all weights", run.manifest.initial_weights or ""))
+        if start is not None and not _descends(run, start, by_name):
+            accepted = f"private, run {start.run}, step {start.step}: the initial weights are its"
+            raise MissingParent(run.file, "ancestry.start", run.manifest.ancestry.start, accepted)
+        _require_start(run, by_name)
+
+
+def _noised(run: RecordedRun, checkpoint: SavedCheckpoint) -> Iterator[_Mark]:
+    """The marks of what a run's noise has gone into by the time of a checkpoint."""
+    if not _moved(run, 0, checkpoint.step):
+        return
+    tensors = run.manifest.tensors
+    # Where nobody says which tensors were trained, only the whole model is known to have moved.
+    yield from _marks(checkpoint, set(tensors.trained) if tensors else set())
+    if tensors is None and len(checkpoint.files) == 1 and checkpoint.digests is None:
+        yield _Mark("a file", checkpoint.file_digests[0])
+
+
+def _marks(checkpoint: SavedCheckpoint, names: Collection[str]) -> Iterator[_Mark]:
+    """By what these tensors of a checkpoint, and it as a whole, are recognised."""
+    if checkpoint.weights is not None:
+        yield _Mark("all weights", checkpoint.weights)
+    if checkpoint.digests is not None:
+        for name in names:
+            slot = checkpoint.tensors[name][1]
+            if slot.end > slot.start:  # tensors without values are all alike
+                yield _Mark(name, checkpoint.digests[name])
+        return
+    holding = {checkpoint.tensors[name][0] for name in names}
+    for path, digest in zip(checkpoint.files, checkpoint.file_digests, strict=True):
+        if path in holding:
+            yield _Mark("a file", digest)
+
+
+def _moved(run: RecordedRun, after: int, upto: int) -> bool:
+    """Whether a step in (after, upto] moved the weights; a rate of zero leaves them as they were."""
+    facts = run.manifest.mechanism
+    if not isinstance(facts, DpSgdFacts):
+        return upto > after
+    taken = 0
+    for block in facts.blocks:
+        first, last = max(after - taken, 0), min(upto - taken, block.steps)
+        rates = block.learning_rate if isinstance(block.learning_rate, list) else [block.learning_rate] * (last > first)
+        if any(rate > 0 for rate in (rates[first:last] if isinstance(block.learning_rate, list) else rates)):
+            return True
+        taken += block.steps
+    return False
+
+
+def _rested(run: RecordedRun, origin: SavedCheckpoint, checkpoint: SavedCheckpoint) -> bool:
+    """Whether both are checkpoints of this run between which nothing moved."""
+    steps = sorted((origin.step, checkpoint.step))
+    return origin.run == checkpoint.run == run.manifest.run and not _moved(run, *steps)
+
+
+def _descends(run: RecordedRun, origin: SavedCheckpoint, by_name: Mapping[str, RecordedRun]) -> bool:
+    """Whether a run says that it started, itself or through its parents, from that checkpoint or a later one."""
+    seen = set[str]()
+    ancestry = run.manifest.ancestry
+    while ancestry.run is not None and ancestry.run not in seen:
+        if ancestry.run == origin.run and (ancestry.step or 0) >= origin.step:
+            return True
+        seen.add(ancestry.run)
+        parent = by_name.get(ancestry.run)
+        if parent is None:
+            return False
+        ancestry = parent.manifest.ancestry
+    return False
+
+
+def _copied(checkpoint: SavedCheckpoint, origin: SavedCheckpoint, mark: _Mark) -> NotIndependent:
+    why = (
+        "so the two share their noise"
+        if origin.run != checkpoint.run
+        else "so one of them is not what it is said to be"
+    )
+    accepted = f"weights of its own; {origin.name} has the same, {why}"
+    found = f"{mark.what} of {checkpoint.name}, seen before"
+    return NotIndependent(checkpoint.files[0], "weights", mark.digest, accepted, found=found)
+
+
+def _require_start(run: RecordedRun, by_name: Mapping[str, RecordedRun]) -> None:
+    """What is kept of the start, here or in the parent, is the start."""
+    manifest = run.manifest
+    start, ancestry = manifest.initial_weights, manifest.ancestry
+    if start is None:
+        return
+    for checkpoint in run.checkpoints:
+        if checkpoint.step == 0 and checkpoint.weights not in (None, start):
+            accepted = f"{start}, the run's initial weights"
+            raise DigestMismatch(checkpoint.files[0], "initial weights", checkpoint.weights, accepted)
+    parent = by_name.get(ancestry.run or "")
+    for checkpoint in parent.checkpoints if parent is not None else ():
+        if checkpoint.step == ancestry.step and checkpoint.weights not in (None, start):
+            accepted = f"the weights of {checkpoint.name}, from which the run says it started"
+            raise MissingParent(run.file, "initial_weights", start, accepted, found=start)
