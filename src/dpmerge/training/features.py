@@ -12,6 +12,9 @@ from torch import Tensor, nn
 from dpmerge.errors import InvalidInput
 from dpmerge.privacy import domain
 
+_MARGIN = 1e-12
+"""Relative: more than the rounding of a norm in double precision."""
+
 
 class BoundFeatures(nn.Module):
     """A layer without parameters: rescales each record of a batch (dimension 0) to norm at most `bound`.
@@ -31,11 +34,11 @@ class BoundFeatures(nn.Module):
         kept = torch.nan_to_num(batch)
         flat = kept.reshape(len(kept), -1).double()
         length = _lengths(flat)
-        room = self.bound * (1 - 4 * torch.finfo(kept.dtype).eps)
+        room = self.bound * (1 - max(4 * torch.finfo(kept.dtype).eps, 2 * _MARGIN))
         factor = torch.where(length > room, room / length, torch.ones_like(length))
         bounded = (flat * factor).to(kept.dtype)
         # Rounding to the features' own precision must not lead back over the bound; tiny numbers round coarsely.
-        while bool((over := _lengths(bounded.double()) > self.bound * (1 - 1e-12)).any()):
+        while bool((over := _lengths(bounded.double()) > self.bound * (1 - _MARGIN)).any()):
             factor = torch.where(over, factor / 2, factor)
             bounded = (flat * factor).to(kept.dtype)
         return bounded.reshape(kept.shape)

@@ -32,6 +32,7 @@ from dpmerge.privacy import domain
 from dpmerge.privacy.exposure import Adjacency
 from dpmerge.privacy.mechanisms import Sampling, enum_member
 from dpmerge.training.batches import Batches
+from dpmerge.training.ghost import refuse_penalties
 from dpmerge.training.noise import randomness, warn_insecure
 from dpmerge.training.saving import ModelTensors
 from dpmerge.training.smooth_models import derived_smoothness, require_one_vector_per_record
@@ -87,9 +88,8 @@ class Recorder:
 
     def _mechanism(self, taken: Sequence[Step]) -> DpSgdFacts | HistoryFacts:
         blocks = folded(taken)
-        if len(taken) > MOST_RATES and (
-            len(blocks) > MOST_BLOCKS or any(isinstance(b.learning_rate, list) for b in blocks)
-        ):
+        rates = sum(len(block.learning_rate) for block in blocks if isinstance(block.learning_rate, list))
+        if len(blocks) > MOST_BLOCKS or rates > MOST_RATES:
             return HistoryFacts(
                 kind="accountant_history",
                 blocks=coarse_history(taken),
@@ -122,6 +122,7 @@ class Recorder:
             raise CannotRecord("checkpoint: no step has been taken yet, so there is nothing to keep")
         if self._saved and self._saved[-1].step == self.steps:
             return
+        self._reader.require_still()
         saved = self._tensors.save(self.folder, self.steps)
         self._saved.append(saved)
         self._write()
@@ -232,6 +233,8 @@ def record(
             "public_divisor: under add_remove the number of records is private, and Opacus divides by a number "
             "computed from it; say public_divisor=True if that number is fixed without the data, or use replace_one"
         )
+    if most_records is not None:
+        domain.integer("most_records", most_records, least=1)
     records = batches.records if replace_one else most_records
     smoothness = derived_smoothness(
         module,
@@ -302,10 +305,9 @@ def _require_fresh(optimizer: DPOptimizer, folder: Path) -> None:
     """A record covers a run from its first step, in a folder of its own."""
     if not isinstance(optimizer, DPOptimizer):
         raise CannotRecord(f"optimizer: a {type(optimizer).__name__}; pass the one PrivacyEngine.make_private returned")
-    if (folder / MANIFEST_NAME).exists():
-        raise InvalidInput(
-            "directory", str(folder), f"a folder without a {MANIFEST_NAME}: a record is never overwritten"
-        )
+    if (folder / MANIFEST_NAME).exists() or any(folder.glob("*.safetensors")):
+        accepted = f"a folder without a {MANIFEST_NAME} or checkpoints: a record is never overwritten"
+        raise InvalidInput("directory", str(folder), accepted)
     accountant = _accountant(optimizer)
     if accountant is not None and accountant.history:
         taken = sum(steps for _, _, steps in accountant.history)
@@ -318,8 +320,7 @@ def _require_fresh(optimizer: DPOptimizer, folder: Path) -> None:
     waiting = optimizer._step_skip_queue or optimizer._is_last_step_skipped
     if waiting or any(p.grad is not None or p.summed_grad is not None for p in optimizer.params):
         raise CannotRecord(
-            "optimizer: it has gradients already; record a run from its first step on (optimizer.zero_grad(set_to_none="
-            "True) clears gradients that no step has used)"
+            "optimizer: it has gradients already; record a run from its first step on, with a new optimizer"
         )
 
 
@@ -367,6 +368,7 @@ def _attach(
             return computed
 
         _wrap(attached, model, "get_clipping_coef", compute_and_note)
+        refuse_penalties(attached)
     inner = optimizer.original_optimizer
     attached.callback(inner.register_step_pre_hook(recorder.before_inner_step).remove)
     attached.callback(inner.register_step_post_hook(recorder.after_inner_step).remove)

@@ -67,7 +67,7 @@ class StepReader:
         ]
         self._settings = _settings(optimizer)
         self._divisor = self.divisor
-        self._versions = self._weights_written()
+        self._norms = self._weight_norms()
         self._clip_norms: set[float] = set()
         self._ghost_rows: list[int] = []
         self.uniform = True
@@ -128,28 +128,32 @@ class StepReader:
 
     def moved(self, step: Step) -> Step:
         """The optimizer has moved the weights; the step with the rate that did it."""
-        self._versions = self._weights_written()
-        rate = self._rate()
-        if rate == step.learning_rate:
-            return step
-        self.uniform = False  # somebody changed it after the noise was added
-        return replace(step, learning_rate=max(rate, step.learning_rate))
+        self._norms = self._weight_norms()
+        # Somebody may have changed the settings after the noise was added.
+        self.uniform &= self._rate() == step.learning_rate and _settings(self._optimizer) == self._settings
+        return replace(step, learning_rate=max(self._rate(), step.learning_rate))
+
+    def require_still(self) -> None:
+        """Refuse weights that are not those the private optimizer left (swapped out and back again is fine)."""
+        if self._norms != self._weight_norms():
+            raise CannotRecord(
+                "model: trained weights were changed by something else than the private optimizer; nobody can say what "
+                "that cost"
+            )
 
     def _rate(self) -> float:
         return max(float(group["lr"]) for group in self._optimizer.param_groups) / self.divisor
 
-    def _weights_written(self) -> list[int]:
-        """How often each trained tensor has been written to, by torch's own count."""
-        return [parameter._version for parameter in self._optimizer.params]
+    def _weight_norms(self) -> list[str]:
+        """By what a change of the weights is noticed, NaN included: cheap beside drawing noise for each of them."""
+        with torch.no_grad():
+            norms = torch._foreach_norm([parameter.detach() for parameter in self._optimizer.params])
+        return [float(norm).hex() for norm in norms]
 
     def read(self, sampling_rate: float) -> Step:
         """The step that is about to move the weights."""
         optimizer, clip_norm = self._optimizer, self.clip_norm
-        if self._versions != self._weights_written():
-            raise CannotRecord(
-                "model: trained weights were changed between two steps, by something else than the private optimizer; "
-                "nobody can say what that cost"
-            )
+        self.require_still()
         if self.divisor != self._divisor:
             raise CannotRecord("optimizer.expected_batch_size: changed in the course of the run; it must be a constant")
         if self._clip_norms - {clip_norm}:
