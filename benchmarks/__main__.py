@@ -7,9 +7,9 @@ import sys
 
 from rich.console import Console
 
-from benchmarks import accounting
+from benchmarks import accounting, recording
 
-SECTIONS = {"accounting": accounting.run}
+SECTIONS = {"accounting": accounting.run, "recording": recording.run}
 
 
 def main() -> None:

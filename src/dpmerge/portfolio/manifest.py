@@ -244,7 +244,11 @@ class Manifest(Strict):
 
     def write(self, path: Path) -> None:
         """Replace the file as one operation: whoever reads it finds the old manifest or the new one, whole."""
-        write_atomically(path, self.text().encode())
+        content = self.text().encode()
+        if len(content) > LARGEST_DOCUMENT:
+            accepted = f"at most {LARGEST_DOCUMENT:,} bytes, or nobody could read it; keep fewer checkpoints"
+            raise BadManifest(path, "file", len(content), accepted, found=f"{len(content):,} bytes")
+        write_atomically(path, content)
 
 
 def require_plain_path(file: object, field: str, name: str) -> None:

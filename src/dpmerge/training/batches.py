@@ -94,30 +94,39 @@ class Batches:
 
     def stepped(self) -> None:
         """A logical step is about to be taken."""
-        rows, self._rows = self._rows, 0
-        self._steps += 1
         if self.sampling is Sampling.POISSON and (
             float(self._sampler.sample_rate) != self._rate or self._sampler.generator is not self._generator
         ):
             raise CannotRecord("data_loader: the sampler's rate or generator was changed in the course of the run")
         drawn = self.records if self.sampling is Sampling.FULL_BATCH else self._drawn()
-        if rows > drawn:
+        if self._rows > drawn:
             raise CannotRecord(
-                f"data_loader: a step was taken on {rows} gradients, but its batch has {drawn} records; copies of a "
-                "record are clipped one by one and add up, so average them before clipping, or leave them out"
+                f"data_loader: a step was taken on {self._rows} gradients, but its batch has {drawn} records; copies "
+                "of a record are clipped one by one and add up, so average them before clipping, or leave them out"
             )
+        self._steps += 1
+
+    def settled(self) -> None:
+        """The gradients added so far were used, or refused; the next ones are another step's."""
+        self._rows = 0
 
     def _drawn(self) -> int:
         """How many records the step's draw has; refused if there is no draw of its own."""
         current, handed, self._handed = self._current, self._handed, 0
+        ahead = self._loader.num_workers > 0  # workers draw batches long before they are used
         fresh = current is not None and (current.steps < current.draws if current.split else handed > 0)
         if current is None or not fresh:
             raise CannotRecord(
-                f"data_loader: step {self._steps} was taken without a batch of its own from the loader that was given; "
-                "pass the loader make_private returned, train on it, and take one step for each batch"
+                f"data_loader: step {self._steps + 1} was taken without a batch of its own from the loader that was "
+                "given; pass the loader make_private returned, train on it, and take one step for each batch"
             )
         current.steps += 1
-        return current.largest if current.split or self._loader.num_workers else current.last
+        if self.sampling is Sampling.POISSON and not ahead and current.draws > current.steps:
+            raise CannotRecord(
+                f"data_loader: of {current.draws} batches drawn in this pass only {current.steps} were used; leaving "
+                "one out because of what is in it is a release of its own, so take a step for each, empty ones too"
+            )
+        return current.largest if ahead else current.last
 
     def __enter__(self) -> Batches:
         watch, drawn_by, handed_by = self, type(self._sampler), type(self._loader)

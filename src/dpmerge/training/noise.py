@@ -8,13 +8,16 @@ Says, once in a process, that torch's generators are not cryptographic.
 from __future__ import annotations
 
 import hashlib
+import os
 import secrets
 import warnings
+import zlib
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from dpmerge.errors import CannotRecord
 from dpmerge.portfolio.manifest import Noise
 from dpmerge.privacy import domain
 
@@ -37,6 +40,31 @@ class Randomness:
     noise: torch.Generator
     batches: torch.Generator
     record: Noise
+
+
+class NoiseWatch:
+    """Sees to it that all noise of a run is one stream: no generator swapped, set back, or shared with a fork."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self._generator, self._process = generator, os.getpid()
+        self._state = self._fingerprint()
+
+    def require_undisturbed(self, generator: torch.Generator) -> None:
+        """Before noise is drawn: the generator is the one that was given, in the state in which it was left."""
+        if generator is not self._generator:
+            raise CannotRecord("optimizer.generator: replaced in the course of the run; the manifest names another one")
+        if os.getpid() != self._process:
+            raise CannotRecord("record: this process was forked off the one that records; it would draw the same noise")
+        if self._fingerprint() != self._state:
+            raise CannotRecord("optimizer.generator: used or set back by something else; its noise would not be fresh")
+
+    def used(self, generator: torch.Generator) -> None:
+        """Noise was drawn."""
+        if generator is self._generator:
+            self._state = self._fingerprint()
+
+    def _fingerprint(self) -> int:
+        return zlib.crc32(self._generator.get_state().numpy().data)
 
 
 def randomness(device: torch.device, seed: int | None) -> Randomness:

@@ -11,7 +11,6 @@ Refuses, before the step it concerns: whatever cannot be recorded truthfully (`C
 
 from __future__ import annotations
 
-import inspect
 import platform
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -19,23 +18,22 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
-from opacus.accountants.accountant import IAccountant
 from opacus.optimizers import DPOptimizer
 from torch import nn
 from torch.utils.data import DataLoader
 
 from dpmerge.documents import Strict, validated
-from dpmerge.errors import CannotRecord, InvalidInput
+from dpmerge.errors import CannotRecord
 from dpmerge.portfolio.facts import DpSgdFacts, HistoryFacts, NonPrivateFacts, SmoothnessFacts
 from dpmerge.portfolio.manifest import MANIFEST_NAME, SCHEMA, Ancestry, Manifest, Metric, SavedAs
 from dpmerge.privacy import domain
 from dpmerge.privacy.exposure import Adjacency
 from dpmerge.privacy.mechanisms import Sampling, enum_member
+from dpmerge.training.attachment import attach, require_fresh
 from dpmerge.training.batches import Batches
-from dpmerge.training.ghost import refuse_penalties
-from dpmerge.training.noise import randomness, warn_insecure
+from dpmerge.training.noise import NoiseWatch, randomness, warn_insecure
 from dpmerge.training.saving import ModelTensors
-from dpmerge.training.smooth_models import derived_smoothness, require_one_vector_per_record
+from dpmerge.training.smooth_models import derived_smoothness, watched_inputs
 from dpmerge.training.steps import MOST_BLOCKS, Step, StepReader, coarse_history, folded
 
 MOST_RATES = 100_000
@@ -55,7 +53,8 @@ class Recorder:
         batches: Batches,
         smoothness: SmoothnessFacts | None,
         public_divisor: bool,
-        generator: Any,
+        source: NoiseWatch,
+        optimizer: DPOptimizer,
         due: Collection[int],
         every: int | None,
     ) -> None:
@@ -66,7 +65,8 @@ class Recorder:
         self._batches = batches
         self._smoothness = smoothness
         self._public_divisor = public_divisor
-        self._generator = generator
+        self._source = source
+        self._optimizer = optimizer
         self._due = frozenset(due)
         self._every = every
         self._taken: list[Step] = []
@@ -154,15 +154,18 @@ class Recorder:
 
     def clipped(self) -> None:
         """A physical batch is about to be clipped, or was in backward(), and added to the step's sum."""
+        self._source.require_undisturbed(self._optimizer.generator)
         self._batches.clipped(self._reader.clipped())
 
     def before_step(self, optimizer: DPOptimizer) -> None:
         """The noise has been added; the weights have not moved."""
-        if optimizer.generator is not self._generator:
-            raise CannotRecord("optimizer.generator: replaced in the course of the run; the manifest names another one")
-        self._tensors.require_untouched()
-        step = self._reader.read(self._batches.sampling_rate)
-        self._batches.stepped()
+        try:
+            step = self._reader.read(self._batches.sampling_rate)
+            self._tensors.require_untouched()
+            self._batches.stepped()
+        finally:
+            self._batches.settled()
+            self._source.used(optimizer.generator)
         self._taken.append(step)
         self._noised = True
 
@@ -215,7 +218,7 @@ def record(
     """
     adjacency_ = enum_member("adjacency", adjacency, Adjacency)
     folder = Path(directory)
-    _require_fresh(optimizer, folder)
+    require_fresh(optimizer, folder)
     if checkpoint_every is not None:
         domain.integer("checkpoint_every", checkpoint_every, least=1)
     module: nn.Module = getattr(model, "_module", model)
@@ -278,15 +281,17 @@ def record(
         batches=batches,
         smoothness=smoothness,
         public_divisor=divisor_known or bool(public_divisor),
-        generator=optimizer.generator if optimizer.secure_mode else source.noise,
+        source=NoiseWatch(optimizer.generator if optimizer.secure_mode else source.noise),
+        optimizer=optimizer,
         due=checkpoint_at,
         every=checkpoint_every,
     )
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as attached:
         if smoothness is not None:
-            attached.callback(require_one_vector_per_record(module).remove)
-        _attach(attached, recorder, reader, batches, optimizer, model)
+            for watch in watched_inputs(module, criterion):
+                attached.callback(watch.remove)
+        attach(attached, recorder, reader, batches, optimizer, model)
         attached.enter_context(batches)
         if not optimizer.secure_mode:
             attached.callback(setattr, optimizer, "generator", optimizer.generator)
@@ -299,86 +304,3 @@ def record(
 def _manifest(facts: dict[str, Any], mechanism: Strict, *, checkpoints: list[SavedAs], finished: bool) -> Manifest:
     content = {**facts, "mechanism": mechanism, "checkpoints": checkpoints, "finished": finished}
     return validated(Manifest, content, "manifest")
-
-
-def _require_fresh(optimizer: DPOptimizer, folder: Path) -> None:
-    """A record covers a run from its first step, in a folder of its own."""
-    if not isinstance(optimizer, DPOptimizer):
-        raise CannotRecord(f"optimizer: a {type(optimizer).__name__}; pass the one PrivacyEngine.make_private returned")
-    if (folder / MANIFEST_NAME).exists() or any(folder.glob("*.safetensors")):
-        accepted = f"a folder without a {MANIFEST_NAME} or checkpoints: a record is never overwritten"
-        raise InvalidInput("directory", str(folder), accepted)
-    accountant = _accountant(optimizer)
-    if accountant is not None and accountant.history:
-        taken = sum(steps for _, _, steps in accountant.history)
-        raise CannotRecord(
-            f"optimizer: its accountant has counted {taken} steps already; record a run from its first step on (to "
-            "go on from a private checkpoint, make a new PrivacyEngine and name the parent in ancestry=)"
-        )
-    if optimizer.state:
-        raise CannotRecord("optimizer: it has taken steps already; record a run from its first step on")
-    waiting = optimizer._step_skip_queue or optimizer._is_last_step_skipped
-    if waiting or any(p.grad is not None or p.summed_grad is not None for p in optimizer.params):
-        raise CannotRecord(
-            "optimizer: it has gradients already; record a run from its first step on, with a new optimizer"
-        )
-
-
-def _accountant(optimizer: DPOptimizer) -> IAccountant | None:
-    """The accountant behind the step hook, if it is Opacus' own."""
-    if not inspect.isfunction(optimizer.step_hook):
-        return None
-    owner = inspect.getclosurevars(optimizer.step_hook).nonlocals.get("self")
-    return owner if isinstance(owner, IAccountant) else None
-
-
-def _attach(
-    attached: ExitStack, recorder: Recorder, reader: StepReader, batches: Batches, optimizer: DPOptimizer, model: Any
-) -> None:
-    """Wrap what the optimizer already does; everything is put back at the end, whatever happens."""
-    accounted = optimizer.step_hook
-
-    def step_hook(optim: DPOptimizer) -> None:
-        recorder.before_step(optim)
-        if accounted is not None:
-            accounted(optim)
-
-    optimizer.attach_step_hook(step_hook)
-    attached.callback(setattr, optimizer, "step_hook", accounted)
-
-    gather = "accumulate" if reader.ghost else "clip_and_accumulate"
-    add, signal = getattr(optimizer, gather), optimizer.signal_skip_step
-
-    def clip_and_note() -> None:
-        recorder.clipped()
-        add()
-
-    def signal_and_note(do_skip: bool = True) -> None:
-        batches.signalled(do_skip)
-        signal(do_skip)
-
-    _wrap(attached, optimizer, gather, clip_and_note)
-    _wrap(attached, optimizer, "signal_skip_step", signal_and_note)
-    if reader.ghost:
-        factors = model.get_clipping_coef
-
-        def compute_and_note() -> Any:
-            computed = factors()
-            reader.factors_computed(len(computed))
-            return computed
-
-        _wrap(attached, model, "get_clipping_coef", compute_and_note)
-        refuse_penalties(attached)
-    inner = optimizer.original_optimizer
-    attached.callback(inner.register_step_pre_hook(recorder.before_inner_step).remove)
-    attached.callback(inner.register_step_post_hook(recorder.after_inner_step).remove)
-
-
-def _wrap(attached: ExitStack, owner: Any, name: str, wrapper: Any) -> None:
-    """Put a wrapper before a method of one object; afterwards the object is as it was."""
-    own = vars(owner).get(name)
-    vars(owner)[name] = wrapper
-    if own is None:
-        attached.callback(vars(owner).pop, name)
-    else:
-        attached.callback(vars(owner).__setitem__, name, own)

@@ -61,19 +61,27 @@ def derived_smoothness(
     )
 
 
-def require_one_vector_per_record(model: nn.Module) -> RemovableHandle:
-    """Watch the linear layer's input: of a sequence of vectors per record the loss would be a sum, and steeper."""
+def watched_inputs(model: nn.Module, criterion: Any) -> list[RemovableHandle]:
+    """Watch what the layer and the loss are given: of sequences, or of weighted targets, the loss is steeper."""
     linear, _ = _linear_layer(model)
     assert linear is not None
 
-    def check(_: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def one_vector(_: nn.Module, inputs: tuple[Any, ...]) -> None:
         if inputs[0].dim() != 2:
             shape = tuple(inputs[0].shape[1:])
             raise CannotRecord(
-                f"feature_bound: a record is {shape}, not one feature vector; flatten it, or leave it out"
+                f"feature_bound: a record is {shape}, not one feature vector; flatten it or leave it out"
             )
 
-    return linear.register_forward_pre_hook(check)
+    def one_class(_: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if len(inputs) > 1 and inputs[1].is_floating_point():
+            raise CannotRecord("criterion: targets that weigh classes; smoothness is derived for class numbers")
+
+    handles = [linear.register_forward_pre_hook(one_vector)]
+    loss = criterion.criterion if isinstance(criterion, DPLossFastGradientClipping) else criterion
+    if type(loss) is nn.CrossEntropyLoss:
+        handles.append(loss.register_forward_pre_hook(one_class))
+    return handles
 
 
 def _linear_layer(model: nn.Module) -> tuple[nn.Linear | None, float | None]:

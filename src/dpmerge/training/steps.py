@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
+from opacus.grad_sample import GradSampleModuleFastGradientClipping
+from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import GradSampleHooksFastGradientClipping
 from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping, DPPerLayerOptimizer
 from torch import nn
 
@@ -20,6 +22,7 @@ from dpmerge.account.spec import BlockSpec
 from dpmerge.errors import CannotRecord
 from dpmerge.portfolio.facts import HistoryBlock, OptimizerFacts
 
+KNOWN_GHOSTS = (GradSampleModuleFastGradientClipping, GradSampleHooksFastGradientClipping)
 KNOWN_OPTIMIZERS = (DPOptimizer, DPPerLayerOptimizer, DPOptimizerFastGradientClipping)
 
 _SETTINGS = ("momentum", "nesterov", "dampening", "weight_decay")
@@ -57,8 +60,12 @@ class StepReader:
             )
         self._optimizer = optimizer
         self._ghost = isinstance(optimizer, DPOptimizerFastGradientClipping)
-        if self._ghost and not hasattr(model, "max_grad_norm"):
-            raise CannotRecord("model: with ghost clipping pass what make_private returned, which does the clipping")
+        if self._ghost and type(model) not in KNOWN_GHOSTS:
+            known = ", ".join(kind.__name__ for kind in KNOWN_GHOSTS)
+            raise CannotRecord(
+                f"model: a {type(model).__name__}; with ghost clipping pass what make_private returned, which does the "
+                f"clipping: {known} (adaptive clipping releases more than gradients)"
+            )
         self._model = model
         self._normalisation = [
             (name, layer)
@@ -117,14 +124,7 @@ class StepReader:
                 f"criterion: {len(computed)} clipped backward passes in one step; call backward() once, on what the "
                 "criterion that make_private returned gives: it does the clipping"
             )
-        [rows] = computed
-        square = sum(float(p.grad.double().square().sum()) for p in self._optimizer.params if p.grad is not None)
-        if square > (rows * self.clip_norm * 1.001) ** 2:
-            raise CannotRecord(
-                "criterion: the sum of clipped gradients is larger than its parts can be; something was added to the "
-                "loss (a penalty on the weights?) that ghost clipping does not see"
-            )
-        return rows
+        return computed[0]
 
     def moved(self, step: Step) -> Step:
         """The optimizer has moved the weights; the step with the rate that did it."""

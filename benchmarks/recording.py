@@ -1,0 +1,192 @@
+"""What recording costs: the same Opacus loop with and without the recorder, taken in turns."""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from opacus import PrivacyEngine
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from dpmerge.training import Recorder, record
+
+RECORDS, BATCH = 6000, 100
+STEPS, TURNS = 30, 12
+GOAL = 0.03
+
+
+def run(console: Console) -> None:
+    """Print what was measured."""
+    console.print(f"\n[bold]recording[/]: {TURNS} turns of {STEPS} steps each way, batches of {BATCH}, no checkpoints")
+    console.print(_overheads())
+    console.print(f"goal: below {GOAL:.0%}; ± is the spread of the turns over the root of their number")
+    console.print(_checkpoints())
+
+
+def _cnn() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 8, 2, padding=3),
+        nn.ReLU(),
+        nn.MaxPool2d(2, 1),
+        nn.Conv2d(16, 32, 4, 2),
+        nn.ReLU(),
+        nn.MaxPool2d(2, 1),
+        nn.Flatten(),
+        nn.Linear(512, 32),
+        nn.ReLU(),
+        nn.Linear(32, 10),
+    )
+
+
+def _mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(784, 100), nn.ReLU(), nn.Linear(100, 10))
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
+    "CNN, hooks": (_cnn, (1, 28, 28), "hooks"),
+    "CNN, ghost": (_cnn, (1, 28, 28), "ghost"),
+    "MLP, hooks": (_mlp, (784,), "hooks"),
+}
+
+
+class _Loop:
+    """One Opacus training loop, ready to go on for any number of steps."""
+
+    def __init__(self, make: Callable[[], nn.Module], shape: tuple[int, ...], mode: str) -> None:
+        inputs, targets = torch.randn(RECORDS, *shape), torch.randint(0, 10, (RECORDS,))
+        module = make()
+        criterion: Any = nn.CrossEntropyLoss()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            made = PrivacyEngine().make_private(
+                module=module,
+                optimizer=torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9),
+                data_loader=DataLoader(TensorDataset(inputs, targets), batch_size=BATCH),
+                criterion=criterion,
+                noise_multiplier=1.0,
+                max_grad_norm=1.0,
+                grad_sample_mode=mode,
+            )
+        self.model, self.optimizer, *criteria, self.loader = made
+        self.criterion = criteria[0] if criteria else criterion
+        self.size = sum(parameter.numel() for parameter in module.parameters())
+
+    def steps(self) -> Iterator[float]:
+        """Train, and yield what each step took, drawing the batch included; for ever."""
+        while True:
+            start = time.perf_counter()
+            for inputs, targets in self.loader:
+                self.optimizer.zero_grad()
+                self.criterion(self.model(inputs), targets).backward()
+                self.optimizer.step()
+                yield time.perf_counter() - start
+                start = time.perf_counter()
+
+    @contextmanager
+    def recorded(self, **settings: Any) -> Iterator[Recorder]:
+        with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder:
+            warnings.simplefilter("ignore")
+            with record(
+                model=self.model,
+                optimizer=self.optimizer,
+                data_loader=self.loader,
+                run="benchmark",
+                dataset="random numbers",
+                adjacency="replace_one",
+                directory=folder,
+                **settings,
+            ) as recorder:
+                yield recorder
+
+
+def _overheads() -> Table:
+    """Step by step in turns, so that the machine's moods hit both alike."""
+    table = Table("loop", "ms a step", "recorded", "overhead", "±", "recorder alone, µs a step")
+    for name, (make, shape, mode) in MODELS.items():
+        plain, watched = _Loop(make, shape, mode), _Loop(make, shape, mode)
+        with watched.recorded():
+            loops = (plain.steps(), watched.steps())
+            _turn(loops)
+            turns = np.array([_turn(loops) for _ in range(TURNS)])
+        ratios = turns[:, 1] / turns[:, 0] - 1
+        table.add_row(
+            name,
+            f"{1e3 * np.median(turns[:, 0]):.2f}",
+            f"{1e3 * np.median(turns[:, 1]):.2f}",
+            f"{np.median(ratios):+.2%}",
+            f"{ratios.std(ddof=1) / np.sqrt(TURNS):.2%}",
+            f"{1e6 * _alone(make, shape, mode):.0f}",
+        )
+    return table
+
+
+def _turn(loops: tuple[Iterator[float], ...]) -> list[float]:
+    """Seconds a step of each loop: the median of steps taken in turns."""
+    gc.collect()
+    return [float(median) for median in np.median([[next(steps) for steps in loops] for _ in range(STEPS)], axis=0)]
+
+
+def _alone(make: Callable[[], nn.Module], shape: tuple[int, ...], mode: str) -> float:
+    """Seconds a step that are spent in the recorder's own functions, timed from within the loop."""
+    loop = _Loop(make, shape, mode)
+    spent = [0.0]
+
+    def timed(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return function(*args)
+            finally:
+                spent[0] += time.perf_counter() - start
+
+        return call
+
+    names = ("clipped", "before_step", "before_inner_step", "after_inner_step")
+    kept = {name: getattr(Recorder, name) for name in names}
+    for name, function in kept.items():
+        setattr(Recorder, name, timed(function))
+    try:
+        with loop.recorded():
+            steps = loop.steps()
+            _turn((steps,))
+            spent[0] = 0.0
+            _turn((steps,))
+    finally:
+        for name, function in kept.items():
+            setattr(Recorder, name, function)
+    return spent[0] / STEPS
+
+
+def _checkpoints() -> Table:
+    """Written, read back for its digests, flushed to disk, and the manifest after it."""
+    table = Table("checkpoint of", "parameters", "ms (median)", "ms (worst)", "ms after 100,000 steps")
+    for name in ("CNN, hooks", "MLP, hooks"):
+        make, shape, mode = MODELS[name]
+        loop = _Loop(make, shape, mode)
+        with loop.recorded() as recorder:
+            steps = loop.steps()
+            early = [_saved(recorder, steps) for _ in range(15)]
+            recorder._taken.extend(recorder._taken[:1] * 100_000)
+            late = [_saved(recorder, steps) for _ in range(5)]
+        table.add_row(
+            name, f"{loop.size:,}", f"{1e3 * np.median(early):.1f}", f"{1e3 * max(early):.1f}",
+            f"{1e3 * np.median(late):.1f}",
+        )  # fmt: skip
+    return table
+
+
+def _saved(recorder: Recorder, steps: Iterator[float]) -> float:
+    next(steps)
+    start = time.perf_counter()
+    recorder.checkpoint()
+    return time.perf_counter() - start
