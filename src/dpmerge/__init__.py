@@ -50,6 +50,10 @@ __all__ = [
 __version__ = "0.1.0"
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def __getattr__(name: str) -> Any:
     """Names with mathematics behind them load when they are first asked for, so that `dpmerge --help` is instant."""
     if name == "Portfolio":

@@ -86,16 +86,26 @@ def test_new_writes_every_kind(tmp_path: Path, flags: dict[str, str], kind: str)
 
 
 INVALID_NEW = {
-    "nothing at all": ({}, (), "flags: got too few; accepted: --run, --dataset, --adjacency, --kind"),
-    "no steps": ({**SGD, "--steps": None}, (), "flags: got too few; accepted: --steps"),
-    "no batch size": ({**SGD, "--sampling": "poisson"}, ("--sampling-rate", "0.1"), "expected_batch_size: got nothing"),
-    "unknown kind": ({**SGD, "--kind": "magic"}, (), "kind: got 'magic'; accepted: one of dp_sgd"),
+    "nothing at all": ({}, (), "flags: got nothing for --run, --dataset, --adjacency, --kind"),
+    "no steps": ({**SGD, "--steps": None}, (), "flags: got nothing for --steps; accepted: a value for each"),
+    "no batch size": ({**SGD, "--sampling": "poisson", "--sampling-rate": "0.1"}, (), "for --expected-batch-size"),
+    "unknown kind": ({**SGD, "--kind": "magic"}, (), "--kind: got 'magic'; accepted: dp_sgd, gaussian_release"),
     "size under add_remove": ({**PAIR, "--size": "9"}, (), "dataset.size: got 9; accepted: left out under add_remove"),
+    "no sampling rate": (
+        {**SGD, "--sampling": "poisson", "--expected-batch-size": "10"}, (), "flags: got nothing for --sampling-rate",
+    ),
+    "no steps per epoch": ({**SGD, "--sampling": "shuffled"}, (), "--steps-per-epoch"),
+    "a flag of another kind": (PAIR, ("--noise-multiplier", "3"), "--noise-multiplier: got 3.0; accepted: left out"),
+    "a bad delta": (PAIR, ("--delta", "0"), "--delta: got 0.0; accepted: a number strictly between 0 and 1"),
+    "a bound below the size": (
+        {**SGD, "--smoothness": "softmax", "--feature-bound": "1", "--records": "50"}, (),
+        "mechanism.smoothness.records: got 50; accepted: an integer ≥ 100",
+    ),
     "a pair without a colon": ({**PAIR, "--point": "1.2"}, (), "point: got '1.2'; accepted: two numbers with a colon"),
     "a negative epsilon": ({**PAIR, "--point": "-1:1e-5"}, (), "mechanism.points[0].epsilon: got -1.0"),
     "a digest for a name": ({**PAIR, "--dataset": "ab" * 32}, (), "dataset.id: got 'abab"),
-    "seeded without a seed": ({**PAIR, "--noise-source": "seeded"}, (), "noise.seed: got None"),
-    "private without a parent": ({**PAIR, "--start": "private"}, (), "ancestry.run: got None"),
+    "seeded without a seed": ({**PAIR, "--noise-source": "seeded"}, (), "flags: got nothing for --noise-seed"),
+    "private without a parent": ({**PAIR, "--start": "private"}, (), "flags: got nothing for --parent"),
     "a parent without a step": (
         {**PAIR, "--start": "private"},
         ("--parent", "a"),
@@ -106,7 +116,7 @@ INVALID_NEW = {
     "no such checkpoint": (PAIR, ("--checkpoint", "1=m.safetensors"), "No such file or directory"),
     "a checkpoint without a step": (PAIR, ("--checkpoint", "m.safetensors"), "accepted: STEP=FILE"),
     "a folder that is not there": (PAIR, ("--out", "nowhere/privacy.json"), "a file in a folder that exists"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", INVALID_NEW)
@@ -128,22 +138,45 @@ def test_new_never_replaces_a_record(tmp_path: Path) -> None:
     assert (tmp_path / "privacy.json").read_text() == "mine"
 
 
-def test_new_asks_on_a_terminal(tmp_path: Path) -> None:
-    """Every question in turn, and the kind decides which."""
-    answers = ["partner", "adult", "add_remove", "approximate_dp", "1.2:1e-5", "os_entropy", "random"]
+def answered(folder: Path, *answers: str) -> str:
+    """What is shown on a terminal when somebody answers like this."""
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-c", "from dpmerge.cli import app; app()", "manifest", "new", "--json"]
-    process = subprocess.Popen(command, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path)
+    command = [sys.executable, "-c", "from dpmerge.cli import app; app()", "manifest", "new"]
+    process = subprocess.Popen(command, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=folder)
     os.write(ours, "".join(f"{answer}\n" for answer in answers).encode())
-    output, errors = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=60)
     os.close(ours)
     os.close(theirs)
-    assert process.returncode == 0, errors
-    assert b"Known guarantees, as EPSILON:DELTA" in output
-    assert b"Noise multiplier" not in output
+    assert process.returncode == 0, output
+    return output.decode()
+
+
+def test_new_asks_on_a_terminal(tmp_path: Path) -> None:
+    """Every question in turn, and the kind decides which."""
+    shown = answered(
+        tmp_path, "partner", "adult", "add_remove", "approximate_dp", "1.2:1e-5 2:1e-6", "os_entropy", "random"
+    )
+    assert "Known guarantees, as EPSILON:DELTA" in shown
+    assert "Noise multiplier" not in shown
     assert Manifest.read(tmp_path / "privacy.json").document()["mechanism"]["points"] == [
-        {"epsilon": 1.2, "delta": 1e-5}
+        {"epsilon": 1.2, "delta": 1e-5},
+        {"epsilon": 2.0, "delta": 1e-6},
     ]
+
+
+def test_new_asks_again_when_an_answer_will_not_do(tmp_path: Path) -> None:
+    answers = ["old", "adult", "toy", "replace_one", "accountant_history", "dp_sgd", "ten", "10", "1", "1", "0.1"]
+    answers += ["poisson", "0.1", "mean", "40", "sgd", "seeded", "7", "private", "parent@3"]
+    shown = answered(tmp_path, *answers)
+    assert "--adjacency: got 'toy'; accepted: replace_one, add_remove" in shown
+    assert "--kind: got 'accountant_history'" in shown
+    assert "--steps: got 'ten'; accepted: an integer" in shown
+    document = Manifest.read(tmp_path / "privacy.json").document()
+    assert document["ancestry"] == {"start": "private", "run": "parent", "step": 3}
+    assert document["mechanism"]["blocks"][0]["sampling_rate"] == 0.1
+    assert document["mechanism"]["expected_batch_size"] == 40
+    assert document["noise"]["seed"] == 7
+    assert "whose cost is known in a portfolio only" in " ".join(shown.split())
 
 
 HISTORY = {"history": [[1.0, 0.01, 600], [2.0, 0.01, 400]], "mechanism": "rdp"}
@@ -221,6 +254,25 @@ def test_a_pickled_accountant_is_refused_with_the_way_to_save_it(tmp_path: Path)
     result = call("import-opacus", tmp_path / "history.pt", "--run", "a", "--dataset", "b")
     assert result.exit_code == 2
     assert "json.dump(privacy_engine.accountant.state_dict(), file)" in result.stderr
+
+
+def test_every_gap_of_a_history_is_named_at_once(tmp_path: Path) -> None:
+    reason = json.loads(imported(tmp_path, HISTORY, "--json").stdout)["released_alone"]["reason"]
+    for gap in ("how its batches were drawn", "public_divisor is false", "what it started from"):
+        assert gap in reason
+
+
+def test_check_gives_the_cost_at_the_delta_asked_for(tmp_path: Path) -> None:
+    assert new(tmp_path, PAIR).exit_code == 0  # a folder will do
+    shown = " ".join(call("check", tmp_path).stdout.split())
+    assert "Released alone, with all its iterates: ε = 1.2000 at δ = 1e-05" in shown
+    document = json.loads(call("check", tmp_path, "--delta", "1e-6", "--json").stdout)
+    assert document["released_alone"]["epsilon"] == "inf"
+
+
+def test_nobody_said_that_the_generator_is_insecure(tmp_path: Path) -> None:
+    new(tmp_path, PAIR)
+    assert "secure_rng" not in Manifest.read(tmp_path / "privacy.json").document()["noise"]
 
 
 def test_check_reads_the_checkpoints_too(tmp_path: Path) -> None:

@@ -347,11 +347,11 @@ BAD: dict[str, Bad] = {
         MissingParent, "a/privacy.json", "ancestry.run", ("a → b → c → a", "does not descend"),
     ),
     "an undeclared parent": Bad(
-        undeclared_parent, MissingParent, B, "ancestry.start", ("'random'", "private, run a, step 4")
+        undeclared_parent, MissingParent, B, "ancestry", ("got random", "private, run a, step 4")
     ),
     "a parent declared at another step": Bad(
         lambda home: (undeclared_parent(home), edit_manifest(home / "b", "ancestry", to=child(2))),
-        MissingParent, B, "ancestry.start", ("run a, step 4: the initial weights are its",),
+        MissingParent, B, "ancestry", ("a@2", "run a, step 4: the initial weights are its"),
     ),
     "a parent whose weights are others": Bad(
         set_in("b", "ancestry", to=child(4)), MissingParent, B, "initial_weights", ("the weights of a@4",)
@@ -372,11 +372,11 @@ BAD: dict[str, Bad] = {
     ),
     # Digests and contents.
     "one bit flipped": Bad(
-        flipped, DigestMismatch, B, f"{FIRST_FILE}.sha256", ("the digest of step-2.safetensors as it is now",)
+        flipped, DigestMismatch, B, f"{FIRST_FILE}.sha256", ("the file that was recorded",)
     ),
     "a wrong digest of the weights": Bad(
         set_in("b", "checkpoints", 0, "weights", to="0" * 64),
-        DigestMismatch, B, "checkpoints[0].weights", ("0" * 64, "the digest of its tensors"),
+        DigestMismatch, B, "checkpoints[0].weights", ("0" * 64, "the weights that were recorded"),
     ),
     "a file that is missing": Bad(
         lambda home: (home / "b" / "step-2.safetensors").unlink(),
@@ -855,12 +855,21 @@ def test_the_portfolio_they_are_made_from_is_good(home: Path) -> None:
 
 
 def test_a_listing_says_which_runs_and_whether_they_are_all(home: Path) -> None:
+    (home / "b").rename(home.parent / "elsewhere")
+    (home / "b").mkdir()
+    (home / "b" / "model.bin").write_bytes(b"")
     (home / "portfolio.yaml").write_text("schema: dpmerge/portfolio/v1\nruns: [c, a]\ncomplete: true\n")
     for path in (home, home / "portfolio.yaml"):
         loaded = Portfolio.load(path)
         assert [run.id for run in loaded.runs] == ["c", "a"]
         assert loaded.complete is True
         assert loaded.ignored == ("b",)
+
+
+def test_a_listing_that_leaves_out_a_run_is_not_complete(home: Path) -> None:
+    (home / "portfolio.yaml").write_text("schema: dpmerge/portfolio/v1\nruns: [c, a]\ncomplete: true\n")
+    with pytest.raises(BadManifest, match="complete: got True; accepted: false, or b among the runs"):
+        Portfolio.load(home)
 
 
 def test_a_shard_s_worth_of_files_is_one_checkpoint(home: Path) -> None:
@@ -1009,8 +1018,9 @@ def test_a_metric_of_private_data_is_never_planned_by(measured_on: str, home: Pa
     loaded = Portfolio.load(home)
     assert "private_metrics" in names_of(loaded)
     assert loaded.saved("b@2").metric("loss") == 0.4
-    for name, fragment in (("accuracy", f"measured on {measured_on} data"), ("f1", "loss")):
-        with pytest.raises(PrivateMetric, match=fragment) as caught:
+    refusals = (("accuracy", PrivateMetric, f"measured on {measured_on} data"), ("f1", BadManifest, "loss"))
+    for name, kind, fragment in refusals:
+        with pytest.raises(kind, match=fragment) as caught:
             loaded.saved("b@2").metric(name)
         assert Path(caught.value.file) == home / "b" / "privacy.json"
         assert caught.value.field == "checkpoints[step 2].metrics"
@@ -1018,7 +1028,7 @@ def test_a_metric_of_private_data_is_never_planned_by(measured_on: str, home: Pa
 
 def test_what_is_doubtful_is_said(home: Path) -> None:
     assert "completeness_unknown" in names_of(Portfolio.load(home))
-    edit_manifest(home / "a", "noise", to={"source": "seeded", "seed": 7})
+    edit_manifest(home / "a", "noise", to={"source": "seeded", "seed": 7, "secure_rng": False})
     edit_manifest(home / "b", "noise", to={"source": "unknown"})
     edit_manifest(home / "b", "tuning", to="unknown")
     edit_manifest(home / "b", "finished", to=False)

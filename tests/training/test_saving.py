@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from dpmerge.errors import InvalidInput, NotIndependent, PrivateMetric
+from dpmerge.errors import CannotRecord, InvalidInput, NotIndependent, PrivateMetric
 from dpmerge.portfolio.manifest import MANIFEST_NAME, Manifest
 from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.training import Ancestry
@@ -92,7 +92,8 @@ def test_a_run_of_no_steps_leaves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("every", [None, 1, 2])
-def test_an_exception_leaves_what_was_kept_until_then(tmp_path: Path, every: int | None) -> None:
+def test_an_exception_leaves_what_was_learned_until_then(tmp_path: Path, every: int | None) -> None:
+    """The data has been touched: an interrupted run is kept, and says that it did not finish."""
     run = private()
 
     def loop() -> None:
@@ -102,11 +103,36 @@ def test_an_exception_leaves_what_was_kept_until_then(tmp_path: Path, every: int
 
     with pytest.raises(Stop):
         loop()
-    if every is None:
-        assert not list(tmp_path.iterdir())
-        return
     require_covered(tmp_path, finished=False)
-    assert listed(tmp_path) == ([1, 2, 3] if every == 1 else [2])
+    assert listed(tmp_path) == {None: [3], 1: [1, 2, 3], 2: [2, 3]}[every]
+
+
+def test_a_refusal_leaves_only_what_was_true(tmp_path: Path) -> None:
+    """After a refusal nobody knows what the weights are made of: they are not kept."""
+    run = private()
+
+    def loop() -> None:
+        with recorded(run, tmp_path, checkpoint_every=2):
+            run.train(3)
+            with torch.no_grad():
+                run.plain[0].weight += 1
+            run.train(1)
+
+    with pytest.raises(CannotRecord):
+        loop()
+    require_covered(tmp_path, finished=False)
+    assert listed(tmp_path) == [2]
+
+
+def test_after_the_end_only_metrics_of_these_weights_are_noted(tmp_path: Path) -> None:
+    run = private()
+    with recorded(run, tmp_path) as recorder:
+        run.train(2)
+    recorder.metric("accuracy", 0.5, measured_on="public")
+    run.train(1)
+    with pytest.raises(CannotRecord, match="changed by something else"):
+        recorder.metric("accuracy", 0.9, measured_on="public")
+    assert [metric.value for metric in Portfolio.load(tmp_path).saved("run@2").metrics] == [0.5]
 
 
 def test_the_manifest_is_true_after_every_step(tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ def test_kinds(tmp_path: Path, criterion: Any, outputs: int, kind: str) -> None:
     ("built_in", "bound", "who"),
     [
         (None, 3.0, "the caller of record()"),
-        (2.0, 1.0, "the caller of record()"),
+        (2.0, 2.0, "a bound_features layer"),
         (2.0, 5.0, "a bound_features layer"),
     ],
 )
@@ -132,12 +132,28 @@ def test_a_bound_given_by_the_caller_is_the_callers_word(
 ) -> None:
     layers = [] if built_in is None else [bound_features(built_in)]
     said = derive(nn.Sequential(*layers, nn.Linear(6, 4)), nn.CrossEntropyLoss(), tmp_path, feature_bound=bound)
-    assert said.feature_bound == math.hypot(bound, 1)
+    assert said.feature_bound == math.hypot(built_in or bound, 1)
     assert str(said.vouched_by).endswith(who)
 
 
-def test_nothing_is_derived_where_nothing_is_said(tmp_path: Path) -> None:
-    run = private(batches="full")
+def test_a_bound_below_what_the_layer_lets_through(tmp_path: Path) -> None:
+    run = made_of(nn.Sequential(bound_features(2.0), nn.Linear(6, 4)))
+    text = "feature_bound: got 1.0; accepted: at least 2"
+    refused_at_once(run, tmp_path / "run", text, kind=InvalidInput, criterion=nn.CrossEntropyLoss(), feature_bound=1.0)
+
+
+def test_a_clip_norm_at_which_softmax_facts_are_of_no_use_is_said_at_once(tmp_path: Path) -> None:
+    run = private(nn.Linear(FEATURES, CLASSES), batches="full", clip=2.0)
+    with (
+        pytest.warns(UserWarning, match=r"clip norm 2 is below √2 × 1.41421 \+ 2e-6 = 2.000002"),
+        recorded(run, tmp_path, criterion=nn.CrossEntropyLoss(), feature_bound=1.0),
+    ):
+        run.train(1)
+
+
+@pytest.mark.parametrize("model", [None, nn.Sequential(bound_features(1.0), nn.Linear(FEATURES, CLASSES))])
+def test_nothing_is_derived_where_nothing_is_said(tmp_path: Path, model: nn.Module | None) -> None:
+    run = private(model, batches="full")
     with recorded(run, tmp_path) as recorder:
         run.train(1)
     assert recorder.manifest().mechanism.smoothness is None
@@ -154,12 +170,11 @@ REFUSED: list[tuple[nn.Module, Any, float | None, str]] = [
     (nn.Linear(6, 1), nn.BCEWithLogitsLoss(weight=ONE), 1.0, "with class weights"),
     (nn.Linear(6, 4), CE(reduction="sum"), 1.0, "CrossEntropyLoss reduces by 'sum'"),
     (nn.Linear(6, 4), CE(reduction="none"), 1.0, "CrossEntropyLoss reduces by 'none'"),
-    (nn.Linear(6, 4), nn.functional.cross_entropy, 1.0, "reduces by None"),
+    (nn.Linear(6, 4), nn.functional.cross_entropy, 1.0, "not a loss module"),
     (nn.Linear(6, 4), CE(), None, "features are not bounded; put bound_features(R) before"),
     (nn.Sequential(bound_features(1.0), nn.ReLU(), nn.Linear(6, 4)), CE(), None, "features are not bounded"),
     (nn.Sequential(bound_features(1.0), nn.Dropout(0.5), nn.Linear(6, 4)), CE(), None, "features are not bounded"),
     (nn.Linear(6, 4), None, 1.0, "the loss is not known; pass criterion= too"),
-    (nn.Sequential(bound_features(1.0), nn.Linear(6, 4)), None, None, "the loss is not known"),
     (nn.Linear(6, 1), CE(), 1.0, "CrossEntropyLoss with 1 outputs"),
     (nn.Linear(6, 2), nn.MSELoss(), 1.0, "MSELoss with 2 outputs"),
     (nn.Linear(6, 2), nn.BCEWithLogitsLoss(), 1.0, "BCEWithLogitsLoss with 2 outputs"),

@@ -44,7 +44,7 @@ def shown(value: float | None) -> str:
         return "–"
     if math.isinf(value):
         return "∞"
-    exact = Decimal(value)
+    exact = Decimal(repr(float(value)))  # as JSON shows it: 0.2 is not a little more than 0.2
     if value < 1e6:
         return str(exact.quantize(Decimal(1).scaleb(-DIGITS), rounding=ROUND_CEILING))
     return f"{Context(prec=DIGITS, rounding=ROUND_CEILING).create_decimal(exact):E}"

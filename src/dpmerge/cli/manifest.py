@@ -34,8 +34,10 @@ PublicDivisor = Annotated[
 NoiseSource = Annotated[str | None, typer.Option(help="`os_entropy`, `seeded` or `unknown`.")]
 NoiseSeed = Annotated[int | None, typer.Option(help="The seed, if the noise was seeded.")]
 Start = Annotated[str | None, typer.Option(help="`random`, `public`, `private` or `unknown`.")]
+PublicSource = Annotated[str | None, typer.Option(help="Which public checkpoint it started from.")]
 Parent = Annotated[str | None, typer.Option(help="The private parent, as `run@step`.")]
 Tuning = Annotated[str, typer.Option(help="`none`, `public`, `charged` or `unknown`.")]
+Delta = Annotated[float, typer.Option(help="The δ at which its ε is given.")]
 Who = Annotated[str | None, typer.Option(help="Who vouches for this.")]
 Size = Annotated[int | None, typer.Option(help="The public number of records (under replace_one).")]
 Kept = Annotated[
@@ -86,11 +88,12 @@ def new(
     noise_source: NoiseSource = None,
     noise_seed: NoiseSeed = None,
     start: Start = None,
-    public_source: Annotated[str | None, typer.Option(help="Which public checkpoint it started from.")] = None,
+    public_source: PublicSource = None,
     parent: Parent = None,
     tuning: Tuning = "unknown",
     who: Who = None,
     checkpoint: Kept = None,
+    delta: Delta = 1e-5,
     as_json: AsJson = False,
 ) -> None:
     """Write a manifest by hand, for a model that was trained without the recorder.
@@ -100,14 +103,14 @@ def new(
     Example: `dpmerge manifest new --run old --dataset adult --adjacency add_remove --kind approximate_dp
     --point 1.2:1e-5 --noise-source os_entropy --start random --checkpoint 1=model.safetensors`
     """
-    answers: dict[str, Any] = {name: value for name, value in locals().items() if name not in ("out", "as_json")}
+    answers: dict[str, Any] = {k: v for k, v in locals().items() if k not in ("out", "delta", "as_json")}
     with one_line_errors():
         from dpmerge.portfolio.authoring import written_manifest
 
-        _require_free(out)
+        out = _free(out)
         if sys.stdin.isatty():
             _ask(answers)
-        _write(written_manifest(answers, out.parent), out, as_json)
+        _write(written_manifest(answers, out.parent), out, delta, as_json)
 
 
 @app.command("import-opacus")
@@ -125,10 +128,12 @@ def import_opacus(
     noise_source: NoiseSource = "unknown",
     noise_seed: NoiseSeed = None,
     start: Start = "unknown",
+    public_source: PublicSource = None,
     parent: Parent = None,
     tuning: Tuning = "unknown",
     who: Who = None,
     checkpoint: Kept = None,
+    delta: Delta = 1e-5,
     as_json: AsJson = False,
 ) -> None:
     """Read an Opacus accountant's history, and say what it does not tell.
@@ -145,7 +150,7 @@ def import_opacus(
         from dpmerge.portfolio.authoring import imported_manifest
         from dpmerge.portfolio.opacus_history import history_facts, read_history
 
-        _require_free(out)
+        out = _free(out)
         for flag, value in (("--run", run), ("--dataset", dataset)):
             if value is None:
                 raise InvalidInput(flag, None, "a name", found="nothing")
@@ -158,14 +163,15 @@ def import_opacus(
         answers: dict[str, Any] = {
             "run": run, "dataset": dataset, "adjacency": adjacency, "unit": unit, "size": size, "start": start,
             "noise_source": noise_source, "noise_seed": noise_seed, "parent": parent, "tuning": tuning, "who": who,
-            "checkpoint": checkpoint,
+            "checkpoint": checkpoint, "public_source": public_source,
         }  # fmt: skip
-        _write(imported_manifest(answers, facts, out.parent), out, as_json)
+        _write(imported_manifest(answers, facts, out.parent), out, delta, as_json)
 
 
 @app.command()
 def check(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A privacy.json, or the folder it is in.")],
+    delta: Delta = 1e-5,
     as_json: AsJson = False,
 ) -> None:
     """Is this manifest valid, are its checkpoints what it says, and what can it prove?"""
@@ -177,7 +183,7 @@ def check(
         manifest = Manifest.read(path)
         if path.name == MANIFEST_NAME:
             read_run(path.parent, contents=True)
-        _report(manifest, path, as_json)
+        _report(manifest, path, delta, as_json)
 
 
 @app.command()
@@ -188,41 +194,44 @@ def schema() -> None:
     print_json(json_schema())
 
 
-def _require_free(out: Path) -> None:
+def _free(out: Path) -> Path:
+    """Where the manifest goes: the file named, or privacy.json in the folder named."""
     from dpmerge.errors import InvalidInput
 
+    out = out / "privacy.json" if out.is_dir() else out
     if out.exists():
         raise InvalidInput("--out", str(out), "a file that does not exist yet: a record is never overwritten")
     if not out.parent.is_dir():
         raise InvalidInput("--out", str(out), "a file in a folder that exists")
+    return out
 
 
 def _ask(answers: dict[str, Any]) -> None:
-    """Ask for what is missing; the kind of mechanism decides what else is."""
-    from dpmerge.portfolio.authoring import missing
+    """Ask for what is missing, again if the answer will not do; answers decide what else is asked."""
+    from dpmerge.errors import InvalidInput
+    from dpmerge.portfolio.authoring import checked, missing
 
     while open_questions := missing(answers):
         question = open_questions[0]
         choices = f" ({', '.join(question.choices)})" if question.choices else ""
-        text = typer.prompt(question.words + choices, type=_TYPES.get(question.name, str))
-        answers[question.name] = str(text).split() if question.name in ("point", "order") else text
+        try:
+            answers[question.name] = checked(question, str(typer.prompt(question.words + choices)).strip())
+        except InvalidInput as error:
+            typer.echo(f"{error}", err=True)
 
 
-_TYPES: dict[str, type] = {
-    "steps": int, "noise_multiplier": float, "clip_norm": float, "learning_rate": float, "sensitivity": float,
-    "standard_deviation": float,
-}  # fmt: skip
+def _write(manifest: Manifest, out: Path, delta: float, as_json: bool) -> None:
+    from dpmerge.privacy import domain
 
-
-def _write(manifest: Manifest, out: Path, as_json: bool) -> None:
+    domain.delta("--delta", delta)
     manifest.write(out)
-    _report(manifest, out, as_json)
+    _report(manifest, out, delta, as_json)
 
 
-def _report(manifest: Manifest, path: Path, as_json: bool) -> None:
+def _report(manifest: Manifest, path: Path, delta: float, as_json: bool) -> None:
     from dpmerge.portfolio.reach import print_reach, reach_document
 
     if as_json:
-        print_json(reach_document(manifest, path))
+        print_json(reach_document(manifest, path, delta))
     else:
-        print_reach(manifest, path, wide_console())
+        print_reach(manifest, path, delta, wide_console())

@@ -44,7 +44,7 @@ def _require_same_subject(runs: Sequence[RecordedRun]) -> None:
         known = [run for run in runs if of(run) is not None]
         for run in known[1:]:
             if of(run) != of(known[0]):
-                accepted = f"{of(known[0])!r}, as in {known[0].file}: only runs on the same data can be merged"
+                accepted = f"{of(known[0])!r}, as in {known[0].file}: all runs of a portfolio agree on it"
                 raise MixedPortfolio(run.file, field, of(run), accepted)
 
 

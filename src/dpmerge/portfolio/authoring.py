@@ -7,7 +7,7 @@ Refuses: answers that are missing (all named at once) or that do not belong to t
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,62 +19,117 @@ from dpmerge.portfolio.manifest import SCHEMA, Manifest, require_plain_path
 from dpmerge.portfolio.runs import inside
 from dpmerge.portfolio.tensors import read_contents, read_header, refuse_pickle, weights_digest
 
+Answers = Mapping[str, Any]
+KINDS = tuple(kind for kind in MECHANISM_KINDS if kind != "accountant_history")
+
 
 @dataclass(frozen=True)
 class Question:
-    """One fact to ask for: its name, the words, and of which kinds of mechanism it is asked."""
+    """One fact to ask for: its name, the words, when it is needed, and what may be answered."""
 
     name: str
     words: str
-    kinds: tuple[str, ...] = MECHANISM_KINDS
+    needed: Callable[[Answers], bool] = lambda _: True
     choices: tuple[str, ...] = ()
+    kind: type = str
+
+    @property
+    def flag(self) -> str:
+        return f"--{self.name.replace('_', '-')}"
 
 
-_SGD = ("dp_sgd",)
+def _is(name: str, *values: str) -> Callable[[Answers], bool]:
+    return lambda answers: answers.get(name) in values
+
+
+def _needs_batch_size(answers: Answers) -> bool:
+    full = answers.get("sampling") == "full_batch" and answers.get("size") is not None
+    return answers.get("kind") == "dp_sgd" and answers.get("loss_reduction") == "mean" and not full
+
+
+_sgd = _is("kind", "dp_sgd")
 QUESTIONS = (
     Question("run", "A name for this run"),
     Question("dataset", "A name for the private data (yours, never a digest)"),
     Question("adjacency", "Neighbouring data sets", choices=("replace_one", "add_remove")),
-    Question("kind", "What is known of the run", choices=MECHANISM_KINDS),
-    Question("steps", "Number of steps", _SGD),
-    Question("noise_multiplier", "Noise multiplier σ", _SGD),
-    Question("clip_norm", "Clip norm C", _SGD),
-    Question("learning_rate", "Learning rate", _SGD),
-    Question("loss_reduction", "Loss reduction", _SGD, ("mean", "sum")),
-    Question("sampling", "Batches", _SGD, ("full_batch", "poisson", "shuffled", "unknown")),
-    Question("optimizer", 'Optimizer, such as "sgd" or "adam"', _SGD),
-    Question("sensitivity", "L2 sensitivity", ("gaussian_release",)),
-    Question("standard_deviation", "Standard deviation of the noise", ("gaussian_release",)),
-    Question("point", "Known guarantees, as EPSILON:DELTA", ("approximate_dp",)),
-    Question("order", "Rényi curve, as ORDER:VALUE", ("renyi",)),
+    Question("kind", "What is known of the run", choices=KINDS),
+    Question("steps", "Number of steps", _sgd, kind=int),
+    Question("noise_multiplier", "Noise multiplier σ", _sgd, kind=float),
+    Question("clip_norm", "Clip norm C", _sgd, kind=float),
+    Question("learning_rate", "Learning rate", _sgd, kind=float),
+    Question("sampling", "Batches", _sgd, ("full_batch", "poisson", "shuffled", "unknown")),
+    Question("sampling_rate", "Sampling rate", _is("sampling", "poisson"), kind=float),
+    Question("steps_per_epoch", "Steps in an epoch", _is("sampling", "shuffled"), kind=int),
+    Question("loss_reduction", "Loss reduction", _sgd, ("mean", "sum")),
+    Question("expected_batch_size", "What the mean divides by", _needs_batch_size, kind=float),
+    Question("optimizer", 'Optimizer, such as "sgd" or "adam"', _sgd),
+    Question("sensitivity", "L2 sensitivity", _is("kind", "gaussian_release"), kind=float),
+    Question("standard_deviation", "Standard deviation of the noise", _is("kind", "gaussian_release"), kind=float),
+    Question("point", "Known guarantees, as EPSILON:DELTA, with spaces between several", _is("kind", "approximate_dp")),
+    Question("order", "Rényi curve, as ORDER:VALUE, with spaces between several", _is("kind", "renyi")),
     Question("noise_source", "Where the noise came from", choices=("os_entropy", "seeded", "unknown")),
+    Question("noise_seed", "The seed", _is("noise_source", "seeded"), kind=int),
     Question("start", "What training started from", choices=("random", "public", "private", "unknown")),
+    Question("parent", "The private parent, as run@step", _is("start", "private")),
 )
 """What cannot be left out, in the order in which it is asked."""
 
+ONLY_FOR = {
+    **dict.fromkeys(
+        (
+            "steps", "noise_multiplier", "clip_norm", "learning_rate", "sampling", "sampling_rate", "steps_per_epoch",
+            "loss_reduction", "expected_batch_size", "public_divisor", "per_layer", "optimizer", "momentum",
+            "weight_decay", "smoothness", "feature_bound", "beta", "records",
+        ),
+        "dp_sgd",
+    ),
+    "sensitivity": "gaussian_release",
+    "standard_deviation": "gaussian_release",
+    "point": "approximate_dp",
+    "order": "renyi",
+}  # fmt: skip
+"""Answers that belong to one kind of mechanism; beside another they would say nothing."""
 
-def missing(answers: Mapping[str, Any]) -> list[Question]:
+
+def missing(answers: Answers) -> list[Question]:
     """The questions that still need an answer."""
-    kind = answers.get("kind")
-    return [
-        q for q in QUESTIONS if answers.get(q.name) in (None, []) and (kind in q.kinds or q.kinds == MECHANISM_KINDS)
-    ]
+    return [q for q in QUESTIONS if answers.get(q.name) in (None, []) and q.needed(answers)]
 
 
-def written_manifest(answers: Mapping[str, Any], folder: Path) -> Manifest:
+def checked(question: Question, answer: str) -> Any:
+    """The answer to a question, or what is wrong with it."""
+    if question.choices and answer not in question.choices:
+        raise InvalidInput(question.flag, answer, ", ".join(question.choices))
+    if question.name in ("point", "order"):
+        return answer.split()
+    try:
+        return question.kind(answer)
+    except ValueError:
+        accepted = "an integer" if question.kind is int else "a number"
+        raise InvalidInput(question.flag, answer, accepted) from None
+
+
+def written_manifest(answers: Answers, folder: Path) -> Manifest:
     """The manifest that says what was answered; `folder` is where its checkpoints lie."""
     if absent := missing(answers):
-        flags = ", ".join(f"--{question.name.replace('_', '-')}" for question in absent)
-        raise InvalidInput("flags", None, flags, found="too few")
+        flags = ", ".join(question.flag for question in absent)
+        raise InvalidInput("flags", None, "a value for each", found=f"nothing for {flags}")
+    for question in QUESTIONS:
+        if question.choices and answers.get(question.name) not in (None, *question.choices):
+            raise InvalidInput(question.flag, answers[question.name], ", ".join(question.choices))
+    for name, kind in ONLY_FOR.items():
+        if answers.get(name) not in (None, False, []) and answers["kind"] != kind:
+            flag = f"--{name.replace('_', '-')}"
+            raise InvalidInput(flag, answers[name], f"left out for {answers['kind']}: it belongs to {kind}")
     return _manifest(answers, _mechanism(answers), "hand", folder)
 
 
-def imported_manifest(answers: Mapping[str, Any], mechanism: dict[str, Any], folder: Path) -> Manifest:
+def imported_manifest(answers: Answers, mechanism: dict[str, Any], folder: Path) -> Manifest:
     """The manifest of an accountant's history and of what else was answered."""
     return _manifest(answers, mechanism, "opacus_history", folder)
 
 
-def _manifest(answers: Mapping[str, Any], mechanism: dict[str, Any], how: str, folder: Path) -> Manifest:
+def _manifest(answers: Answers, mechanism: dict[str, Any], how: str, folder: Path) -> Manifest:
     source = answers["noise_source"]
     run, _, step = str(answers.get("parent") or "").partition("@")
     if answers.get("parent") and not step.isdecimal():
@@ -104,7 +159,7 @@ def _manifest(answers: Mapping[str, Any], mechanism: dict[str, Any], how: str, f
     return validated(Manifest, content, "manifest")
 
 
-def _mechanism(answers: Mapping[str, Any]) -> dict[str, Any]:
+def _mechanism(answers: Answers) -> dict[str, Any]:
     kind = answers["kind"]
     if kind == "dp_sgd":
         return _dp_sgd(answers)
@@ -116,18 +171,13 @@ def _mechanism(answers: Mapping[str, Any]) -> dict[str, Any]:
     if kind == "renyi":
         curve = sorted(_pair("order", text) for text in answers["order"])
         return {"kind": kind, "orders": [order for order, _ in curve], "values": [value for _, value in curve]}
-    if kind == "non_private":
-        return {"kind": kind}
-    raise InvalidInput("kind", kind, "one of " + ", ".join(k for k in MECHANISM_KINDS if k != "accountant_history"))
+    return {"kind": kind}
 
 
-def _dp_sgd(answers: Mapping[str, Any]) -> dict[str, Any]:
+def _dp_sgd(answers: Answers) -> dict[str, Any]:
     mean, size = answers["loss_reduction"] == "mean", answers.get("expected_batch_size")
-    if mean and size is None and answers["sampling"] == "full_batch":
-        size = answers.get("size")
     if mean and size is None:
-        accepted = "a number > 0: what the mean divides by"
-        raise InvalidInput("expected_batch_size", None, accepted, found="nothing")
+        size = answers["size"]  # of a full batch
     block = _given(
         steps=answers["steps"],
         noise_multiplier=answers["noise_multiplier"],
@@ -139,7 +189,8 @@ def _dp_sgd(answers: Mapping[str, Any]) -> dict[str, Any]:
     optimizer = {name: answers.get(name) for name in ("momentum", "weight_decay")}
     smoothness = None
     if answers.get("smoothness") is not None:
-        facts = {name: answers.get(name) for name in ("feature_bound", "beta", "records")}
+        facts = {name: answers.get(name) for name in ("feature_bound", "beta")}
+        facts["records"] = answers.get("records") or answers.get("size")
         smoothness = _given(kind=answers["smoothness"], vouched_by=answers.get("who") or "who wrote this", **facts)
     public = answers["adjacency"] == "replace_one" or not mean or bool(answers.get("public_divisor"))
     return _given(

@@ -40,8 +40,9 @@ def _portfolio_caveats(portfolio: Portfolio) -> Iterator[Caveat]:
         yield Caveat("ignored", where, f"{name} is not part of this portfolio")
     for allowance, error in portfolio.differences(portfolio.runs):
         verdict = "averaged all the same, as allowed" if allowance in portfolio.allowed else "refused for averaging"
-        text = f"{error.field} differs between runs: fine for random selection, {verdict}"
-        yield Caveat("not_combinable", str(error.file), text)
+        which = next(run.id for run in portfolio.runs if str(run.file) == error.file)
+        text = f"{error.field} differs from other runs': fine for random selection, {verdict}"
+        yield Caveat("not_combinable", which, text)
     unknown = [run.id for run in portfolio.runs if run.manifest.initial_weights is None]
     if unknown and len(portfolio.runs) > 1:
         text = f"initial weights of {', '.join(unknown)} are not recorded; averaging assumes a common start"
@@ -59,7 +60,7 @@ def _run_caveats(run: Run) -> Iterator[Caveat]:
         yield Caveat("seeded_noise", run.id, "the noise is seeded: whoever knows the seed can take it off again")
     elif noise.source == "unknown":
         yield Caveat("noise_unknown", run.id, "where its noise came from is not recorded: not mergeable with others")
-    if noise.source != "unknown" and not noise.secure_rng:
+    if noise.secure_rng is False:
         yield Caveat("insecure_generator", run.id, "the noise generator is not cryptographic")
     if manifest.tuning == "unknown":
         text = "how its hyperparameters were chosen is not recorded; guarantees do not cover that choice"

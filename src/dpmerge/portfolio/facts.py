@@ -114,14 +114,14 @@ class DpSgdFacts(Strict):
     def mechanism(self, setting: Setting) -> Mechanism:
         blocks = [_placed(f"blocks[{i}]", block) for i, block in enumerate(self.blocks)]
         length = sum(block.steps for block in blocks)
-        if reason := _no_accounting(self.sampling, setting.adjacency):
-            return setting.unaccounted(length, reason)
+        reasons = [_no_accounting(self.sampling, setting.adjacency)]
         if setting.adjacency is Adjacency.ADD_REMOVE and not self.public_divisor:
-            return setting.unaccounted(
-                length,
+            reasons.append(
                 "under add_remove the sum of gradients must be divided by a constant fixed without the data, and "
-                "public_divisor is false",
+                "public_divisor is false"
             )
+        if reason := "; ".join(filter(None, reasons)):
+            return setting.unaccounted(length, reason)
         return DpSgd(
             blocks=blocks,
             adjacency=setting.adjacency,

@@ -79,7 +79,7 @@ class Inspection:
                 }
                 for group, scopes in self.groups
             ],
-            "joint_release_of_everything": _numbers(self.everything),
+            "joint_release_of_everything": cost_numbers(self.everything),
             "caveats": [{"name": c.name, "where": c.where, "text": c.text} for c in self.caveats],
         }
 
@@ -87,7 +87,7 @@ class Inspection:
         manifest = run.manifest
         return {
             "run": run.id,
-            "mechanism": manifest.mechanism.kind,
+            "mechanism": manifest.mechanism.model_dump(exclude_none=True),
             "steps": run.mechanism.steps,
             "noise": manifest.noise.source,
             "start": manifest.ancestry.start,
@@ -98,7 +98,7 @@ class Inspection:
                 {
                     "checkpoint": saved.name,
                     "step": saved.step,
-                    **_numbers(cost),
+                    **cost_numbers(cost),
                     "public_metrics": {m.name: m.value for m in saved.metrics if m.measured_on == "public"},
                 }
                 for saved, cost in self.costs[run.id]
@@ -118,7 +118,7 @@ def inspect(portfolio: Portfolio, delta: float) -> Inspection:
         delta,
         {run.id: tuple(zip(run.checkpoints, _costs(run, delta), strict=True)) for run in portfolio.runs},
         groups,
-        _cost_of([portfolio.last(run) for run in portfolio.runs], delta),
+        cost_of([portfolio.last(run) for run in portfolio.runs], delta),
         tuple(caveats(portfolio)),
     )
 
@@ -168,10 +168,11 @@ def _costs(run: Run, delta: float) -> list[Cost]:
             return [Cost(float(epsilon)) for epsilon in sampled.prefix_epsilons(delta, steps)]
         except NoGuarantee as reason:
             return [Cost(None, reason=str(reason)) for _ in steps]
-    return [_cost_of([run.at(step)], delta) for step in steps]
+    return [cost_of([run.at(step)], delta) for step in steps]
 
 
-def _cost_of(checkpoints: Sequence[Checkpoint], delta: float) -> Cost:
+def cost_of(checkpoints: Sequence[Checkpoint], delta: float) -> Cost:
+    """What looking at these checkpoints costs, or why nobody knows."""
     try:
         profile = Exposure.of(checkpoints).profile()
         return Cost(profile.epsilon(delta), profile.mu if isinstance(profile, GaussianProfile) else None)
@@ -179,7 +180,7 @@ def _cost_of(checkpoints: Sequence[Checkpoint], delta: float) -> Cost:
         return Cost(None, reason=str(reason))
 
 
-def _numbers(cost: Cost) -> dict[str, float | str | None]:
+def cost_numbers(cost: Cost) -> dict[str, float | str | None]:
     """JSON has no infinity: the string "inf" stands for it."""
     numbers: dict[str, float | str | None] = {}
     for name, value in (("epsilon", cost.epsilon), ("mu", cost.mu)):

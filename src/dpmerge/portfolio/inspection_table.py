@@ -10,10 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from dpmerge.account.table import shown, value_range
+from dpmerge.portfolio.facts import DpSgdFacts, HistoryFacts
 from dpmerge.portfolio.inspection import Cost, Inspection, Scope
 from dpmerge.portfolio.runs import Run
-from dpmerge.privacy.mechanisms import DpSgd
-from dpmerge.privacy.releases import AccountantHistory
 
 MOST_METRICS = 2
 ONE_RELEASE = ("last_step", "hidden_state", "merged_trajectory")
@@ -33,6 +32,9 @@ def print_inspection(inspection: Inspection, console: Console) -> None:
     console.print(_checkpoints(inspection))
     for reason in dict.fromkeys(c.reason for costs in inspection.costs.values() for _, c in costs if c.reason):
         console.print(Text(f"no figure: {reason}", style="yellow"))
+    shown_metrics, all_metrics = _public_metrics(inspection), _all_public_metrics(inspection)
+    if len(all_metrics) > len(shown_metrics):
+        console.print(f"Other public metrics (--json has them): {', '.join(all_metrics[MOST_METRICS:])}")
     console.print("Random selection may draw from any checkpoint that has a figure.")
     console.print(Text("\nAverages of several runs, and the theorems that certify them", style="bold"))
     for group, scopes in inspection.groups:
@@ -65,18 +67,21 @@ def _checkpoints(inspection: Inspection) -> Table:
 
 
 def _described(run: Run) -> list[str]:
-    known = isinstance(run.mechanism, DpSgd)
-    mechanism = run.mechanism.costs if isinstance(run.mechanism, AccountantHistory) else run.mechanism
-    if not isinstance(mechanism, DpSgd):
-        return [run.id, run.manifest.mechanism.kind.replace("_", " "), "–", "–"]
-    noise = value_range(block.noise_multiplier for block in mechanism.blocks)
-    clip = value_range(block.clip_norm for block in mechanism.blocks) if known else "–"
-    return [run.id, str(mechanism.sampling).replace("_", " "), noise, clip]
+    facts = run.manifest.mechanism
+    if not isinstance(facts, DpSgdFacts | HistoryFacts):
+        return [run.id, facts.kind.replace("_", " "), "–", "–"]
+    noise = value_range(block.noise_multiplier for block in facts.blocks)
+    clip = value_range(block.clip_norm for block in facts.blocks) if isinstance(facts, DpSgdFacts) else "–"
+    return [run.id, facts.sampling.replace("_", " "), noise, clip]
 
 
 def _public_metrics(inspection: Inspection) -> list[str]:
+    return _all_public_metrics(inspection)[:MOST_METRICS]
+
+
+def _all_public_metrics(inspection: Inspection) -> list[str]:
     found = (m for run in inspection.portfolio.runs for saved in run.checkpoints for m in saved.metrics)
-    return list(dict.fromkeys(m.name for m in found if m.measured_on == "public"))[:MOST_METRICS]
+    return list(dict.fromkeys(m.name for m in found if m.measured_on == "public"))
 
 
 def _scopes(group: Sequence[str], scopes: Iterable[Scope]) -> Table:

@@ -18,9 +18,9 @@ from pydantic import Field
 
 from dpmerge.documents import Strict, is_file, read_bytes, validated
 from dpmerge.errors import BadManifest, InvalidInput
-from dpmerge.portfolio.manifest import MANIFEST_NAME, require_plain_path
+from dpmerge.portfolio.manifest import MANIFEST_NAME, Manifest, require_plain_path
 
-LISTING_NAME = "portfolio.yaml"
+LISTING_NAMES = ("portfolio.yaml", "portfolio.yml")
 LARGEST_LISTING = 100_000
 
 Allowance = Literal["different_initial_weights", "different_frozen_tensors"]
@@ -47,7 +47,7 @@ def run_folders(path: Path) -> list[Path]:
     except OSError as error:
         raise BadManifest(path, "path", str(path), accepted, found=f"an error: {error.strerror or error}") from None
     if beside is None:
-        raise BadManifest(path, "path", str(path), accepted, found="no such folder")
+        raise BadManifest(path, "path", str(path), accepted, found="a file" if is_file(path) else "no such folder")
     folders = [folder for folder in beside if is_file(folder / MANIFEST_NAME)]
     if not folders:
         accepted = f"folders with a {MANIFEST_NAME} each (`dpmerge manifest new` writes one by hand)"
@@ -63,6 +63,15 @@ def ignored_folders(home: Path, folders: Sequence[Path]) -> tuple[str, ...]:
         return ()
     beside = (folder for folder in sorted(home.iterdir()) if folder.is_dir() and folder.resolve() not in read)
     return tuple(folder.name for folder in beside if any(next(folder.glob(mark), None) for mark in marks))
+
+
+def require_complete(listing: Path, ignored: Sequence[str], dataset: str) -> None:
+    """A listing that says it holds all runs on the data must not leave one out that lies beside it."""
+    for name in ignored:
+        file = listing.parent / name / MANIFEST_NAME
+        if is_file(file) and Manifest.read(file).dataset.id == dataset:
+            accepted = f"false, or {name} among the runs: it is a run on {dataset} too"
+            raise BadManifest(listing, "complete", True, accepted)
 
 
 class _PlainLoader(yaml.SafeLoader):

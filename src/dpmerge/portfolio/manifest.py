@@ -22,7 +22,7 @@ from dpmerge.documents import LARGEST_DOCUMENT, Strict, read_bytes, strict_json,
 from dpmerge.errors import BadManifest, InvalidInput, PortfolioError, UnsafePath
 from dpmerge.portfolio.facts import MECHANISM_KINDS, DpSgdFacts, MechanismFacts, Setting, Text
 from dpmerge.privacy.exposure import Adjacency, Checkpoint, Mechanism
-from dpmerge.privacy.releases import OneShot
+from dpmerge.privacy.releases import OneShot, Unaccounted
 
 SCHEMA = "dpmerge/run/v1"
 MANIFEST_NAME = "privacy.json"
@@ -55,7 +55,7 @@ class Noise(Strict):
 
     source: Literal["os_entropy", "seeded", "unknown"] = Field(description='"os_entropy", "seeded" or "unknown"')
     generator: Text | None = Field(default=None, description="text: the generator")
-    secure_rng: bool = Field(default=False, description="true or false: is the generator cryptographic?")
+    secure_rng: bool | None = Field(default=None, description="true or false: is the generator cryptographic?")
     stream: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")] | None = Field(
         default=None, description="32 hexadecimal digits drawn at random, different for every stream of noise"
     )
@@ -163,9 +163,10 @@ class Manifest(Strict):
             raise InvalidInput("dataset.size", self.dataset.size, accepted)
         if isinstance(self.mechanism, DpSgdFacts) and self.mechanism.smoothness is not None:
             records, size = self.mechanism.smoothness.records, self.dataset.size
-            if records is not None and size is not None and records < size:
-                accepted = f"an integer ≥ {size}, the size of the data set"
-                raise InvalidInput("mechanism.smoothness.records", records, accepted)
+            divisor = self.mechanism.expected_batch_size if self.mechanism.sampling == "full_batch" else None
+            for least, what in ((size, "the size of the data set"), (divisor, "the expected size of a full batch")):
+                if records is not None and least is not None and records < least:
+                    raise InvalidInput("mechanism.smoothness.records", records, f"an integer ≥ {least:g}, {what}")
         # Whether the parent is there is the portfolio's business; every other fact is checked here.
         mechanism = _within("mechanism", lambda: self.mechanism_from(None))
         earlier, names = -1, set[str]()
@@ -202,13 +203,14 @@ class Manifest(Strict):
             ancestry=parent,
         )
         mechanism = self.mechanism.mechanism(setting)
+        reasons = [mechanism.reason] if isinstance(mechanism, Unaccounted) else []
         if self.ancestry.start == "unknown":
-            return setting.unaccounted(mechanism.steps, 'what it started from is not recorded (start: "unknown")')
+            reasons.append('what it started from is not recorded (start: "unknown")')
         if self.ancestry.start == "private" and parent is None:
             origin = f"{self.ancestry.run}@{self.ancestry.step}"
-            return setting.unaccounted(
-                mechanism.steps, f"it started from {origin}, whose cost is known in a portfolio only"
-            )
+            reasons.append(f"it started from {origin}, whose cost is known in a portfolio only")
+        if reasons:
+            return setting.unaccounted(mechanism.steps, "; ".join(reasons))
         if isinstance(mechanism, OneShot):
             mechanism.own_profile(1)  # imported curves and points are checked where they are used
         return mechanism
@@ -266,7 +268,8 @@ def write_atomically(path: Path, content: bytes) -> None:
     """Write beside, flush to disk, rename."""
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
-        with beside.open("wb") as file:
+        # For its owner alone: digests of unreleased weights, and seeds, are private.
+        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

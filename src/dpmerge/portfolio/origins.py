@@ -42,8 +42,10 @@ def require_origins(runs: Sequence[RecordedRun]) -> None:
                     raise _copied(checkpoint, origin, mark)
         start = made.get(_Mark("all weights", run.manifest.initial_weights or ""))
         if start is not None and not _descends(run, start, by_name):
+            ancestry = run.manifest.ancestry
+            said = ancestry.start if ancestry.run is None else f"{ancestry.run}@{ancestry.step}"
             accepted = f"private, run {start.run}, step {start.step}: the initial weights are its"
-            raise MissingParent(run.file, "ancestry.start", run.manifest.ancestry.start, accepted)
+            raise MissingParent(run.file, "ancestry", ancestry.start, accepted, found=said)
         _require_start(run, by_name)
 
 

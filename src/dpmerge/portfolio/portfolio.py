@@ -16,7 +16,14 @@ from dpmerge.documents import is_file
 from dpmerge.errors import InvalidInput, NotCombinable, PortfolioError
 from dpmerge.portfolio.agreement import mechanisms, require_agreement
 from dpmerge.portfolio.facts import DpSgdFacts
-from dpmerge.portfolio.listing import LISTING_NAME, Allowance, ignored_folders, read_listing, run_folders
+from dpmerge.portfolio.listing import (
+    LISTING_NAMES,
+    Allowance,
+    ignored_folders,
+    read_listing,
+    require_complete,
+    run_folders,
+)
 from dpmerge.portfolio.runs import Run, SavedCheckpoint, read_run
 from dpmerge.privacy.exposure import Adjacency, Checkpoint, Exposure
 
@@ -45,8 +52,8 @@ class Portfolio:
         for name in (allow := tuple(allow)):
             if name not in get_args(Allowance):
                 raise InvalidInput("allow", name, ", ".join(get_args(Allowance)))
-        listing_file = path if path.suffix in (".yaml", ".yml") else path / LISTING_NAME
-        if is_file(listing_file):
+        named = [path] if path.suffix in (".yaml", ".yml") else [path / name for name in LISTING_NAMES]
+        if listing_file := next((file for file in named if is_file(file)), None):
             listing = read_listing(listing_file)
             home = listing_file.parent
             folders = [home / name for name in listing.runs]
@@ -57,7 +64,13 @@ class Portfolio:
         require_agreement(recorded)
         made = mechanisms(recorded)
         runs = tuple(Run(r.manifest, r.folder, made[r.manifest.run], r.checkpoints) for r in recorded)
-        return cls(home, runs, complete, frozenset(allowed), contents, ignored_folders(home, folders))
+        ignored = ignored_folders(home, folders)
+        if complete and listing_file:
+            require_complete(listing_file, ignored, runs[0].manifest.dataset.id)
+        return cls(home, runs, complete, frozenset(allowed), contents, ignored)
+
+    def __repr__(self) -> str:
+        return f"Portfolio({str(self.path)!r}: {', '.join(run.id for run in self.runs)})"
 
     @property
     def dataset(self) -> str:

@@ -15,8 +15,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dpmerge.account.table import shown
+from dpmerge.portfolio.inspection import Cost, cost_numbers, cost_of
 from dpmerge.portfolio.manifest import Manifest
 from dpmerge.privacy.combination import THEOREMS, LinearCombination
+from dpmerge.privacy.exposure import Checkpoint
 from dpmerge.privacy.premises import Premise
 
 SHOWN = ("joint_release", "last_step", "hidden_state", "merged_trajectory")
@@ -60,9 +63,17 @@ def reach(manifest: Manifest) -> list[Reach]:
     return result
 
 
-def reach_document(manifest: Manifest, path: Path) -> dict[str, Any]:
+def cost_alone(manifest: Manifest, delta: float) -> Cost:
+    """What releasing every iterate of the run costs."""
+    run = manifest.mechanism_from(None)
+    return cost_of([Checkpoint(run, run.steps)], delta)
+
+
+def reach_document(manifest: Manifest, path: Path, delta: float) -> dict[str, Any]:
     """As the JSON that `--json` prints."""
     return {
+        "delta": delta,
+        "released_alone": cost_numbers(cost_alone(manifest, delta)),
         "file": str(path),
         "valid": True,
         "run": manifest.run,
@@ -72,10 +83,13 @@ def reach_document(manifest: Manifest, path: Path) -> dict[str, Any]:
     }
 
 
-def print_reach(manifest: Manifest, path: Path, console: Console) -> None:
-    """Say that the manifest is valid, and what it can and cannot prove."""
+def print_reach(manifest: Manifest, path: Path, delta: float, console: Console) -> None:
+    """Say that the manifest is valid, what the run costs, and what it can and cannot prove."""
     kept = f"{len(manifest.checkpoints)} checkpoint{'' if len(manifest.checkpoints) == 1 else 's'}"
     console.print(Text(f"{path}: valid, run {manifest.run}, {manifest.mechanism.kind}, {kept}", style="bold"))
+    cost = cost_alone(manifest, delta)
+    figure = f"no figure ({cost.reason})" if cost.reason else f"ε = {shown(cost.epsilon)} at δ = {delta:g}"
+    console.print(f"Released alone, with all its iterates: {figure}", highlight=False)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("theorem")
     table.add_column("within reach?")
@@ -84,8 +98,6 @@ def print_reach(manifest: Manifest, path: Path, console: Console) -> None:
         verdict = Text("yes", style="green") if each.certifies else Text("no", style="yellow")
         table.add_row(each.theorem, verdict, "\n".join(_words(premise) for premise in each.missing))
     console.print(table)
-    if manifest.ancestry.run is not None:
-        console.print(f"It started from {manifest.ancestry.run}@{manifest.ancestry.step}, whose cost comes on top.")
 
 
 def _words(premise: Premise) -> str:

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 
 from dpmerge.documents import is_file, read_bytes
-from dpmerge.errors import BadCheckpoint, DigestMismatch, PrivateMetric, TensorMismatch, UnsafePath
+from dpmerge.errors import BadCheckpoint, BadManifest, DigestMismatch, PrivateMetric, TensorMismatch, UnsafePath
 from dpmerge.portfolio.manifest import MANIFEST_NAME, Manifest, Metric, SavedAs
 from dpmerge.portfolio.tensors import Contents, Slot, read_contents, read_header, refuse_pickle, weights_digest
 from dpmerge.privacy.exposure import Checkpoint, Mechanism
@@ -51,7 +51,7 @@ class SavedCheckpoint:
     def metric(self, name: str) -> float:
         """A metric measured on public data: the only kind that may be planned by."""
         found = [metric for metric in self.metrics if metric.name == name]
-        for metric in found:
+        for metric in reversed(found):  # noted again is corrected
             if metric.measured_on == "public":
                 return metric.value
         where = f"checkpoints[step {self.step}].metrics"
@@ -60,7 +60,7 @@ class SavedCheckpoint:
             measured = f"{name!r} measured on {found[0].measured_on} data"
             raise PrivateMetric(self.manifest_file, where, name, accepted, found=measured)
         known = ", ".join(sorted({m.name for m in self.metrics if m.measured_on == "public"})) or "none is recorded"
-        raise PrivateMetric(self.manifest_file, where, name, f"a public metric of this checkpoint ({known})")
+        raise BadManifest(self.manifest_file, where, name, f"a public metric of this checkpoint ({known})")
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,9 +121,9 @@ def read_run(folder: Path, *, contents: bool) -> RecordedRun:
             actual = found[place, position].sha256
             if actual != saved.files[position].sha256:
                 field = f"checkpoints[{place}].files[{position}].sha256"
-                recorded = saved.files[position].sha256
-                accepted = f"{actual}, the digest of {paths[place, position].name} as it is now"
-                raise DigestMismatch(manifest_file, field, recorded, accepted, found=recorded)
+                name, recorded = saved.files[position].name, saved.files[position].sha256
+                accepted, there = f"the file that was recorded, {recorded}", f"{name} with the digest {actual}"
+                raise DigestMismatch(manifest_file, field, recorded, accepted, found=there)
     checkpoints = []
     for place, saved in enumerate(manifest.checkpoints):
         keys = [(place, position) for position in range(len(saved.files))]
@@ -201,8 +201,8 @@ def _require_recorded(manifest: Manifest, place: int, checkpoint: SavedCheckpoin
             raise TensorMismatch(file, "tensors", difference[0], accepted, found=f"{difference[0]!r}, {there}")
     recorded = checkpoint.recorded_weights
     if recorded is not None and checkpoint.weights != recorded:
-        accepted = f"{checkpoint.weights}, the digest of its tensors"
-        raise DigestMismatch(file, f"checkpoints[{place}].weights", recorded, accepted, found=recorded)
+        accepted, found = f"the weights that were recorded, {recorded}", f"weights with the digest {checkpoint.weights}"
+        raise DigestMismatch(file, f"checkpoints[{place}].weights", recorded, accepted, found=found)
 
 
 def _require_frozen(manifest: Manifest, checkpoints: list[SavedCheckpoint]) -> None:

@@ -1,8 +1,17 @@
 """Training: record what an Opacus run really did, so that its model can be merged later (extra `torch`)."""
 
+try:
+    import opacus
+    import safetensors
+    import torch
+except ImportError as missing:
+    raise ImportError(f"dpmerge.training needs {missing.name}: pip install 'dpmerge[torch]'") from missing
+
 from dpmerge.portfolio.manifest import Ancestry
 from dpmerge.training.features import BoundFeatures, bound_features
 from dpmerge.training.noise import InsecureNoiseWarning
 from dpmerge.training.recorder import Recorder, record
+
+del opacus, safetensors, torch
 
 __all__ = ["Ancestry", "BoundFeatures", "InsecureNoiseWarning", "Recorder", "bound_features", "record"]

@@ -25,6 +25,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 from dpmerge.errors import CannotRecord
 from dpmerge.privacy.mechanisms import Sampling
 
+WATCHED = "_dpmerge_watched"
 _RANDOM_BITS = 2**24
 """torch.rand in single precision is a multiple of 2⁻²⁴, so it is below q a little more often than q says."""
 
@@ -147,7 +148,7 @@ class Batches:
 
         # Both stay what they are, of the same type; what comes out of them is counted.
         self._classes = drawn_by, handed_by
-        self._sampler.__class__ = type(drawn_by.__name__, (drawn_by,), {"__iter__": draws})
+        self._sampler.__class__ = type(drawn_by.__name__, (drawn_by,), {"__iter__": draws, WATCHED: True})
         self._loader.__class__ = type(handed_by.__name__, (handed_by,), {"__iter__": batches})
         return self
 
@@ -194,6 +195,8 @@ def _sampler(loader: DataLoader[Any]) -> Any:
 
 
 def _kind(sampler: Any, records: int) -> tuple[Sampling, int | None]:
+    if hasattr(sampler, WATCHED):
+        raise CannotRecord("data_loader: this loader is being recorded already")
     if type(sampler) is UniformWithReplacementSampler and sampler.num_samples == records:
         return (Sampling.FULL_BATCH if sampler.sample_rate >= 1 else Sampling.POISSON), None
     inner: Any = sampler.sampler if type(sampler) is BatchSampler else None

@@ -72,10 +72,10 @@ def randomness(device: torch.device, seed: int | None) -> Randomness:
     stream = secrets.token_hex(16)
     if seed is not None:
         domain.integer("noise_seed", seed, least=0, most=LARGEST_SEED)
-        record = Noise(source="seeded", generator=_name(device), stream=stream, seed=int(seed))
+        record = Noise(source="seeded", generator=_name(device), secure_rng=False, stream=stream, seed=int(seed))
         derived = int.from_bytes(hashlib.sha256(f"batches {seed}".encode()).digest()[:4], "little")
         return Randomness(_seeded(device, seed), _seeded(torch.device("cpu"), derived), record)
-    record = Noise(source="os_entropy", generator=_name(device), stream=stream)
+    record = Noise(source="os_entropy", generator=_name(device), secure_rng=False, stream=stream)
     return Randomness(from_os_entropy(device), from_os_entropy(torch.device("cpu")), record)
 
 

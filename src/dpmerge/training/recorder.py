@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +23,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from dpmerge.documents import Strict, validated
-from dpmerge.errors import CannotRecord
+from dpmerge.errors import CannotRecord, DpmergeError, InvalidInput
 from dpmerge.portfolio.facts import DpSgdFacts, HistoryFacts, NonPrivateFacts, SmoothnessFacts
 from dpmerge.portfolio.manifest import MANIFEST_NAME, SCHEMA, Ancestry, Manifest, Metric, SavedAs
 from dpmerge.privacy import domain
@@ -33,7 +33,7 @@ from dpmerge.training.attachment import attach, require_fresh
 from dpmerge.training.batches import Batches
 from dpmerge.training.noise import NoiseWatch, randomness, warn_insecure
 from dpmerge.training.saving import ModelTensors
-from dpmerge.training.smooth_models import derived_smoothness, watched_inputs
+from dpmerge.training.smooth_models import derived_smoothness, warn_clipping, watched_inputs
 from dpmerge.training.steps import MOST_BLOCKS, Step, StepReader, coarse_history, folded
 
 MOST_RATES = 100_000
@@ -131,6 +131,7 @@ class Recorder:
         self, name: str, value: float, *, measured_on: Literal["public", "private", "training"], data: str | None = None
     ) -> None:
         """Note a figure of merit of the last checkpoint, and the data it was measured on."""
+        self._reader.require_still()
         if not self._saved or self._saved[-1].step != self.steps:
             raise CannotRecord(
                 f"metric {name}: the weights after step {self.steps} were not kept; checkpoint() keeps them"
@@ -147,6 +148,11 @@ class Recorder:
             self.checkpoint()
             self._finished = True
             self._write()
+
+    def rescue(self) -> None:
+        """The loop broke off, through no fault of the record's: what was learned so far is kept, as unfinished."""
+        if self._taken:
+            self.checkpoint()
 
     def _write(self) -> None:
         """Replace the manifest by one that covers what was saved; steps after the last checkpoint left no trace."""
@@ -224,21 +230,9 @@ def record(
     module: nn.Module = getattr(model, "_module", model)
     reader = StepReader(model, module, optimizer)
     batches = Batches(data_loader, optimizer)
-    if batches.sampling is Sampling.SHUFFLED and adjacency_ is Adjacency.ADD_REMOVE:
-        raise CannotRecord(
-            "adjacency: shuffled batches have no proved accounting under add_remove; say replace_one, or let "
-            "make_private sample (poisson_sampling=True)"
-        )
     replace_one = adjacency_ is Adjacency.REPLACE_ONE
-    divisor_known = reader.loss_reduction == "sum" or replace_one
-    if not divisor_known and not public_divisor:
-        raise CannotRecord(
-            "public_divisor: under add_remove the number of records is private, and Opacus divides by a number "
-            "computed from it; say public_divisor=True if that number is fixed without the data, or use replace_one"
-        )
-    if most_records is not None:
-        domain.integer("most_records", most_records, least=1)
-    records = batches.records if replace_one else most_records
+    divisor_is_public = _public_divisor(batches, reader, replace_one, public_divisor)
+    records = batches.records if replace_one else _bound_on_records(batches, most_records)
     smoothness = derived_smoothness(
         module,
         criterion,
@@ -247,6 +241,8 @@ def record(
         records=records,
         ghost=reader.ghost,
     )
+    if smoothness is not None and smoothness.kind == "softmax":
+        warn_clipping(reader.clip_norm, smoothness)
     tensors = ModelTensors(module, optimizer, trained_only=trained_only)
     source = randomness(next(iter(optimizer.params)).device, noise_seed)
     noise = source.record
@@ -280,7 +276,7 @@ def record(
         tensors=tensors,
         batches=batches,
         smoothness=smoothness,
-        public_divisor=divisor_known or bool(public_divisor),
+        public_divisor=divisor_is_public,
         source=NoiseWatch(optimizer.generator if optimizer.secure_mode else source.noise),
         optimizer=optimizer,
         due=checkpoint_at,
@@ -297,8 +293,43 @@ def record(
             attached.callback(setattr, optimizer, "generator", optimizer.generator)
             optimizer.generator = source.noise
             attached.callback(batches.use, batches.use(source.batches))
-        yield recorder
-        recorder.finish()
+        with _saved_at_the_end(recorder):
+            yield recorder
+
+
+@contextmanager
+def _saved_at_the_end(recorder: Recorder) -> Iterator[None]:
+    """The last weights are kept, as finished or not; but nothing of a run that could not be recorded truthfully."""
+    try:
+        yield
+    except DpmergeError:
+        raise
+    except BaseException:
+        with suppress(DpmergeError):
+            recorder.rescue()
+        raise
+    recorder.finish()
+
+
+def _public_divisor(batches: Batches, reader: StepReader, replace_one: bool, said: bool | None) -> bool:
+    """Whether the divisor is public; refused where the run would have no number."""
+    if batches.sampling is Sampling.SHUFFLED and not replace_one:
+        raise CannotRecord(
+            "adjacency: shuffled batches have no proved accounting under add_remove; say replace_one, or let "
+            "make_private sample (poisson_sampling=True)"
+        )
+    if reader.loss_reduction == "mean" and not replace_one and not said:
+        raise CannotRecord(
+            "public_divisor: under add_remove the number of records is private, and Opacus divides by a number "
+            "computed from it; say public_divisor=True if that number is fixed without the data, or use replace_one"
+        )
+    return True
+
+
+def _bound_on_records(batches: Batches, most: int | None) -> int | None:
+    if most is not None and domain.integer("most_records", most, least=1) < batches.records:
+        raise InvalidInput("most_records", most, "a bound on the number of records, which this is not")
+    return most
 
 
 def _manifest(facts: dict[str, Any], mechanism: Strict, *, checkpoints: list[SavedAs], finished: bool) -> Manifest:

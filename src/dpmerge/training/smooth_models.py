@@ -7,6 +7,7 @@ Refuses, by saying what is in the way: anything but a single linear layer, weigh
 from __future__ import annotations
 
 import math
+import warnings
 from itertools import pairwise
 from typing import Any
 
@@ -14,9 +15,10 @@ from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from dpmerge.errors import CannotRecord
+from dpmerge.errors import CannotRecord, InvalidInput
 from dpmerge.portfolio.facts import SmoothnessFacts
 from dpmerge.privacy import domain
+from dpmerge.privacy.smoothness import Smoothness
 from dpmerge.training.features import BoundFeatures
 
 
@@ -32,8 +34,12 @@ def derived_smoothness(
     """What is known of the loss, or None where no bound on the features is given or built in."""
     linear, built_in = _linear_layer(model)
     bound = built_in if feature_bound is None else domain.magnitude("feature_bound", feature_bound, zero=False)
-    if bound is None and criterion is None:
+    if criterion is None and feature_bound is None:
         return None
+    if built_in is not None and bound is not None and bound < built_in:
+        raise InvalidInput(
+            "feature_bound", bound, f"at least {built_in:g}, which the bound_features layer lets through"
+        )
     if criterion is None:
         raise CannotRecord("feature_bound: the loss is not known; pass criterion= too, or leave the bound out")
     if bound is None:
@@ -45,13 +51,14 @@ def derived_smoothness(
             "feature_bound: smoothness is derived for one trained linear layer (nn.Linear, or an nn.Sequential that "
             "ends in it and trains nothing else); for other models leave criterion and feature_bound out"
         )
+    bound = bound if built_in is None else built_in
     # The bias is the weight of a feature that is always 1.
     radius = math.hypot(bound, 1.0) if linear.bias is not None else bound
     if isinstance(criterion, DPLossFastGradientClipping):
         criterion = criterion.criterion
     reductions = (loss_reduction, "none") if ghost else (loss_reduction,)  # ghost clipping reduces by itself
     kind, beta = _loss(criterion, reductions, linear.out_features, radius)
-    source = "a bound_features layer" if built_in is not None and built_in <= bound else "the caller of record()"
+    source = "a bound_features layer" if built_in is not None else "the caller of record()"
     return SmoothnessFacts(
         kind=kind,
         feature_bound=radius,
@@ -59,6 +66,17 @@ def derived_smoothness(
         records=records,
         vouched_by=f"derived by the recorder from {type(criterion).__name__}; features bounded by {source}",
     )
+
+
+def warn_clipping(clip_norm: float, facts: SmoothnessFacts) -> None:
+    """Say before the first step that softmax facts are of no use at this clip norm."""
+    needed = Smoothness(kind=facts.kind, feature_bound=facts.feature_bound).least_clip_norm
+    if clip_norm < needed:
+        warnings.warn(
+            f"clip norm {clip_norm:g} is below √2 × {facts.feature_bound:.6g} + 2e-6 = {needed:.7g}, so clipping may "
+            "act on a softmax loss; the run is recorded, but hidden_state will not cover it",
+            stacklevel=4,
+        )
 
 
 def watched_inputs(model: nn.Module, criterion: Any) -> list[RemovableHandle]:
@@ -101,6 +119,8 @@ def _linear_layer(model: nn.Module) -> tuple[nn.Linear | None, float | None]:
 
 def _loss(criterion: Any, reductions: tuple[str, ...], outputs: int, radius: float) -> tuple[Any, float | None]:
     """The kind of loss and, where it is steeper than the kind's own, its β."""
+    if not isinstance(criterion, nn.Module):
+        raise CannotRecord("criterion: not a loss module; pass one, such as nn.CrossEntropyLoss()")
     name = type(criterion).__name__
     reduction = getattr(criterion, "reduction", None)
     if reduction not in reductions:
