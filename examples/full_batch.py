@@ -11,7 +11,7 @@ from opacus import PrivacyEngine
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from dpmerge.training import record
+from dpmerge.training import Ancestry, record
 
 
 def train(
@@ -24,6 +24,7 @@ def train(
     rates: Sequence[float],
     keep: Collection[int],
     directory: Path,
+    feature_bound: float | None = None,
     **recording: Any,
 ) -> None:
     """Train from zero weights, keep some checkpoints, note their accuracy on public data."""
@@ -47,6 +48,9 @@ def train(
         adjacency="replace_one",
         directory=directory,
         checkpoint_at=keep,
+        criterion=criterion if feature_bound is not None else None,
+        feature_bound=feature_bound,
+        ancestry=Ancestry(start="random"),
         **recording,
     ) as recorder:
         for step, rate in enumerate(rates, start=1):

@@ -52,7 +52,6 @@ def main() -> None:
             directory=out / name,
             dataset="mnist-train",
             tuning="public",
-            criterion=nn.CrossEntropyLoss(),
             feature_bound=1.0,
             noise_seed=FIRST_SEED + place,
             who="examples/probe/train.py",

@@ -21,7 +21,8 @@ from dpmerge.portfolio.manifest import Manifest, json_schema
 SGD = {
     "--run": "old", "--dataset": "adult", "--adjacency": "replace_one", "--size": "100", "--kind": "dp_sgd",
     "--steps": "20", "--noise-multiplier": "32", "--clip-norm": "2", "--learning-rate": "4",
-    "--loss-reduction": "mean", "--sampling": "full_batch", "--optimizer": "sgd", "--noise-source": "os_entropy",
+    "--loss-reduction": "mean", "--sampling": "full_batch", "--optimizer": "sgd", "--momentum": "0",
+    "--weight-decay": "0", "--layers": "together", "--noise-source": "os_entropy",
     "--start": "random",
 }  # fmt: skip
 PAIR = {
@@ -87,6 +88,11 @@ def test_new_writes_every_kind(tmp_path: Path, flags: dict[str, str], kind: str)
 
 INVALID_NEW = {
     "nothing at all": ({}, (), "flags: got nothing for --run, --dataset, --adjacency, --kind"),
+    "sgd without its settings": (
+        {**SGD, "--momentum": None, "--weight-decay": None}, (), "flags: got nothing for --momentum, --weight-decay",
+    ),
+    "a checkpoint of the start": (PAIR, ("--checkpoint", "0=m.safetensors"), "No such file or directory"),
+    "a parent at step 0": ({**PAIR, "--start": "private", "--parent": "a@0"}, (), "ancestry.step: got 0; accepted: an"),
     "no steps": ({**SGD, "--steps": None}, (), "flags: got nothing for --steps; accepted: a value for each"),
     "no batch size": ({**SGD, "--sampling": "poisson", "--sampling-rate": "0.1"}, (), "for --expected-batch-size"),
     "unknown kind": ({**SGD, "--kind": "magic"}, (), "--kind: got 'magic'; accepted: dp_sgd, gaussian_release"),
@@ -166,16 +172,20 @@ def test_new_asks_on_a_terminal(tmp_path: Path) -> None:
 
 def test_new_asks_again_when_an_answer_will_not_do(tmp_path: Path) -> None:
     answers = ["old", "adult", "toy", "replace_one", "accountant_history", "dp_sgd", "ten", "10", "1", "1", "0.1"]
-    answers += ["poisson", "0.1", "mean", "40", "sgd", "seeded", "7", "private", "parent@3"]
+    answers += ["poisson", "0.1", "mean", "40", "sgd", "0.9", "yes", "0", "0", "together", "seeded", "7"]
+    answers += ["private", "parent@3"]
     shown = answered(tmp_path, *answers)
     assert "--adjacency: got 'toy'; accepted: replace_one, add_remove" in shown
     assert "--kind: got 'accountant_history'" in shown
     assert "--steps: got 'ten'; accepted: an integer" in shown
     document = Manifest.read(tmp_path / "privacy.json").document()
-    assert document["ancestry"] == {"start": "private", "run": "parent", "step": 3}
+    assert document["ancestry"] == {"start": "private", "run": "parent", "step": 3, "assumed": False}
     assert document["mechanism"]["blocks"][0]["sampling_rate"] == 0.1
     assert document["mechanism"]["expected_batch_size"] == 40
     assert document["noise"]["seed"] == 7
+    assert document["mechanism"]["optimizer"] == {
+        "name": "sgd", "momentum": 0.9, "nesterov": True, "dampening": 0.0, "weight_decay": 0.0,
+    }  # fmt: skip
     assert "whose cost is known in a portfolio only" in " ".join(shown.split())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from hypothesis import strategies as st
@@ -75,7 +76,17 @@ def training(draw: st.DrawFn, *, history: bool, size: int | None) -> tuple[Docum
                 affine_map=st.fixed_dictionaries({"id": TEXTS, "vouched_by": TEXTS}),
             )
         )
+        _agree(facts, size)
     return facts, sum(block["steps"] for block in made)
+
+
+def _agree(facts: Document, size: int | None) -> None:
+    """An epoch has no more batches than the data gives, and a bound on the records holds for a full batch."""
+    if "steps_per_epoch" in facts and "expected_batch_size" in facts and size is not None:
+        facts["steps_per_epoch"] = min(facts["steps_per_epoch"], math.ceil(size / facts["expected_batch_size"]))
+    records = facts.get("smoothness", {}).get("records")
+    if facts["sampling"] == "full_batch" and "expected_batch_size" in facts and records is not None:
+        facts["expected_batch_size"] = min(facts["expected_batch_size"], float(records))
 
 
 def _one_shot(facts: Document) -> tuple[Document, int]:
@@ -114,7 +125,7 @@ NOISES = st.one_of(
 ANCESTRIES = st.one_of(
     st.fixed_dictionaries({"start": st.sampled_from(["random", "unknown"])}),
     st.fixed_dictionaries({"start": st.just("public")}, optional={"source": TEXTS}),
-    st.fixed_dictionaries({"start": st.just("private"), "run": RUNS, "step": st.integers(0, 100)}),
+    st.fixed_dictionaries({"start": st.just("private"), "run": RUNS, "step": st.integers(1, 100)}),
 )
 METRICS = st.fixed_dictionaries(
     {
@@ -128,7 +139,7 @@ METRICS = st.fixed_dictionaries(
 
 @st.composite
 def checkpoints(draw: st.DrawFn, steps: int) -> list[Document]:
-    chosen = sorted(draw(st.sets(st.integers(0, steps), max_size=3)))
+    chosen = sorted(draw(st.sets(st.integers(1, steps), max_size=3)))
     saved = []
     for step in chosen:
         shards = draw(st.integers(1, 2))

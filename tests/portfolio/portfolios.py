@@ -26,7 +26,7 @@ DP_SGD: Document = {
     "sampling": "full_batch",
     "clipping": "per_example",
     "flat_clipping": True,
-    "optimizer": {"name": "sgd"},
+    "optimizer": {"name": "sgd", "momentum": 0, "nesterov": False, "dampening": 0, "weight_decay": 0},
     "loss_reduction": "mean",
     "expected_batch_size": 100,
     "public_divisor": True,
@@ -39,6 +39,7 @@ HISTORY: Document = {
     "public_divisor": True,
 }
 START = hashlib.sha256(b"the common start").hexdigest()
+INITIAL = {name: hashlib.sha256(name.encode()).hexdigest() for name in ("weight", "bias", "embedding")}
 OTHER_START = hashlib.sha256(b"another start").hexdigest()
 
 
@@ -54,7 +55,7 @@ def manifest(run: str = "a", **overrides: Any) -> Document:
         "noise": {"source": "os_entropy", "generator": "philox", "stream": hashlib.md5(run.encode()).hexdigest()},  # noqa: S324
         "ancestry": {"start": "random"},
         "initial_weights": START,
-        "tensors": {"trained": ["weight", "bias"], "frozen": ["embedding"]},
+        "tensors": {"trained": ["weight", "bias"], "frozen": ["embedding"], "initial": dict(INITIAL)},
         "tuning": "none",
         "recorded_by": {"how": "recorder"},
     }

@@ -40,6 +40,7 @@ from portfolio.portfolios import (
     BLOCK,
     DP_SGD,
     HISTORY,
+    INITIAL,
     OTHER_START,
     Document,
     add_remove,
@@ -173,7 +174,7 @@ def copied_but_for_a_frozen_tensor(home: Path) -> None:
 def frozen_result_of_another(home: Path) -> None:
     """A head trained on a backbone that another run trained privately, and that nobody declared."""
     backbone = {"embedding": np.full((2, 3), 0.1, np.float16)}
-    everything = {"trained": ["weight", "bias", "embedding"]}
+    everything = {"trained": ["weight", "bias", "embedding"], "initial": dict(INITIAL)}
     write_portfolio(
         home,
         runs="ab",

@@ -69,10 +69,12 @@ def new(
     sampling: SamplingKind = None,
     sampling_rate: Annotated[float | None, typer.Option(help="dp_sgd: the Poisson rate.")] = None,
     steps_per_epoch: StepsPerEpoch = None,
-    per_layer: Annotated[bool, typer.Option("--per-layer", help="dp_sgd: each layer was clipped by itself.")] = False,
+    layers: Annotated[str | None, typer.Option(help="dp_sgd: clipped `together` or each layer `apart`.")] = None,
     optimizer: Annotated[str | None, typer.Option(help="dp_sgd: `sgd`, `adam`, …")] = None,
-    momentum: Annotated[float | None, typer.Option(help="dp_sgd: of SGD.")] = None,
-    weight_decay: Annotated[float | None, typer.Option(help="dp_sgd: outside the clipped loss.")] = None,
+    momentum: Annotated[float | None, typer.Option(help="dp_sgd: of SGD, 0 for none.")] = None,
+    nesterov: Annotated[str | None, typer.Option(help="dp_sgd: `yes` or `no`, with momentum.")] = None,
+    dampening: Annotated[float | None, typer.Option(help="dp_sgd: with momentum.")] = None,
+    weight_decay: Annotated[float | None, typer.Option(help="dp_sgd: outside the clipped loss, 0 for none.")] = None,
     smoothness: Annotated[
         str | None, typer.Option(help="dp_sgd: `softmax`, `logistic`, `squared`, `huber` or `declared`.")
     ] = None,

@@ -49,21 +49,31 @@ def _require_same_subject(runs: Sequence[RecordedRun]) -> None:
 
 
 def _require_same_tensors(runs: Sequence[RecordedRun]) -> None:
+    """All models have one shape, except private parents, which only have to be paid for."""
+    parents = {run.manifest.ancestry.run for run in runs}
     first: SavedCheckpoint | None = None
-    for checkpoint in all_checkpoints(tuple(runs)):
+    for checkpoint in all_checkpoints(tuple(sorted(runs, key=lambda run: run.manifest.run in parents))):
         first = first or checkpoint
-        if difference := sorted(set(first.tensors) ^ set(checkpoint.tensors)):
-            there = first.name if difference[0] in first.tensors else checkpoint.name
-            found = f"{difference[0]!r}, which only {there} has"
-            accepted = f"the tensor names of {first.name}"
-            raise TensorMismatch(checkpoint.files[0], "tensor names", difference[0], accepted, found=found)
-        for name, (path, slot) in checkpoint.tensors.items():
-            other = first.tensors[name][1]
-            if slot.shape != other.shape:
-                accepted = f"{list(other.shape)}, as in {first.name}"
-                raise TensorMismatch(path, f"{name}.shape", list(slot.shape), accepted)
-            if slot.dtype != other.dtype:
-                raise TensorMismatch(path, f"{name}.dtype", slot.dtype, f"{other.dtype}, as in {first.name}")
+        difference = tensor_difference(first, checkpoint)
+        if difference is not None and checkpoint.run not in parents:
+            raise difference
+
+
+def tensor_difference(first: SavedCheckpoint, checkpoint: SavedCheckpoint) -> TensorMismatch | None:
+    """In what the tensors of two checkpoints differ that averaging needs to be the same."""
+    if difference := sorted(set(first.tensors) ^ set(checkpoint.tensors)):
+        there = first.name if difference[0] in first.tensors else checkpoint.name
+        found = f"{difference[0]!r}, which only {there} has"
+        accepted = f"the tensor names of {first.name}"
+        return TensorMismatch(checkpoint.files[0], "tensor names", difference[0], accepted, found=found)
+    for name, (path, slot) in checkpoint.tensors.items():
+        other = first.tensors[name][1]
+        if slot.shape != other.shape:
+            accepted = f"{list(other.shape)}, as in {first.name}"
+            return TensorMismatch(path, f"{name}.shape", list(slot.shape), accepted)
+        if slot.dtype != other.dtype:
+            return TensorMismatch(path, f"{name}.dtype", slot.dtype, f"{other.dtype}, as in {first.name}")
+    return None
 
 
 def _require_own_noise(runs: Sequence[RecordedRun]) -> None:

@@ -47,6 +47,10 @@ def _needs_batch_size(answers: Answers) -> bool:
     return answers.get("kind") == "dp_sgd" and answers.get("loss_reduction") == "mean" and not full
 
 
+def _has_momentum(answers: Answers) -> bool:
+    return answers.get("optimizer") == "sgd" and bool(answers.get("momentum"))
+
+
 _sgd = _is("kind", "dp_sgd")
 QUESTIONS = (
     Question("run", "A name for this run"),
@@ -63,6 +67,11 @@ QUESTIONS = (
     Question("loss_reduction", "Loss reduction", _sgd, ("mean", "sum")),
     Question("expected_batch_size", "What the mean divides by", _needs_batch_size, kind=float),
     Question("optimizer", 'Optimizer, such as "sgd" or "adam"', _sgd),
+    Question("momentum", "Momentum", _is("optimizer", "sgd"), kind=float),
+    Question("nesterov", "Nesterov momentum", _has_momentum, ("yes", "no")),
+    Question("dampening", "Dampening", _has_momentum, kind=float),
+    Question("weight_decay", "Weight decay", _is("optimizer", "sgd"), kind=float),
+    Question("layers", "Clipped over all tensors together, or each layer by itself", _sgd, ("together", "apart")),
     Question("sensitivity", "L2 sensitivity", _is("kind", "gaussian_release"), kind=float),
     Question("standard_deviation", "Standard deviation of the noise", _is("kind", "gaussian_release"), kind=float),
     Question("point", "Known guarantees, as EPSILON:DELTA, with spaces between several", _is("kind", "approximate_dp")),
@@ -78,8 +87,8 @@ ONLY_FOR = {
     **dict.fromkeys(
         (
             "steps", "noise_multiplier", "clip_norm", "learning_rate", "sampling", "sampling_rate", "steps_per_epoch",
-            "loss_reduction", "expected_batch_size", "public_divisor", "per_layer", "optimizer", "momentum",
-            "weight_decay", "smoothness", "feature_bound", "beta", "records",
+            "loss_reduction", "expected_batch_size", "public_divisor", "layers", "optimizer", "momentum",
+            "nesterov", "dampening", "weight_decay", "smoothness", "feature_bound", "beta", "records",
         ),
         "dp_sgd",
     ),
@@ -186,7 +195,9 @@ def _dp_sgd(answers: Answers) -> dict[str, Any]:
         learning_rate=answers["learning_rate"] / size if mean and size else answers["learning_rate"],
         sampling_rate=answers.get("sampling_rate"),
     )
-    optimizer = {name: answers.get(name) for name in ("momentum", "weight_decay")}
+    optimizer = {name: answers.get(name) for name in ("momentum", "dampening", "weight_decay")}
+    if answers["optimizer"] == "sgd":
+        optimizer |= {"nesterov": answers.get("nesterov") == "yes", "dampening": answers.get("dampening") or 0.0}
     smoothness = None
     if answers.get("smoothness") is not None:
         facts = {name: answers.get(name) for name in ("feature_bound", "beta")}
@@ -199,7 +210,7 @@ def _dp_sgd(answers: Answers) -> dict[str, Any]:
         sampling=answers["sampling"],
         steps_per_epoch=answers.get("steps_per_epoch"),
         clipping="per_example",
-        flat_clipping=not answers.get("per_layer"),
+        flat_clipping=answers["layers"] == "together",
         optimizer=_given(name=answers["optimizer"], **optimizer),
         loss_reduction=answers["loss_reduction"],
         expected_batch_size=float(size) if mean and size else None,

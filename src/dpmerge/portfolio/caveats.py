@@ -62,6 +62,9 @@ def _run_caveats(run: Run) -> Iterator[Caveat]:
         yield Caveat("noise_unknown", run.id, "where its noise came from is not recorded: not mergeable with others")
     if noise.secure_rng is False:
         yield Caveat("insecure_generator", run.id, "the noise generator is not cryptographic")
+    if manifest.ancestry.assumed:
+        text = "nobody said what it started from; a start without private data was assumed"
+        yield Caveat("start_assumed", run.id, text)
     if manifest.tuning == "unknown":
         text = "how its hyperparameters were chosen is not recorded; guarantees do not cover that choice"
         yield Caveat("tuning_unknown", run.id, text)

@@ -52,13 +52,24 @@ class OptimizerFacts(Strict):
     """The optimizer, as far as theorems ask for it."""
 
     name: Text = Field(description='text: "sgd", "adam", …')
-    momentum: NonNegative = Field(default=0.0, description="a finite number ≥ 0")
-    nesterov: bool = Field(default=False, description="true or false")
-    dampening: Annotated[float, Field(ge=0, le=1)] = Field(default=0.0, description="a number in [0, 1]")
-    weight_decay: NonNegative = Field(default=0.0, description="a finite number ≥ 0, outside the clipped loss")
+    momentum: NonNegative | None = Field(default=None, description="a finite number ≥ 0; sgd must say")
+    nesterov: bool | None = Field(default=None, description="true or false; sgd must say")
+    dampening: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        default=None, description="a number in [0, 1]; sgd must say"
+    )
+    weight_decay: NonNegative | None = Field(
+        default=None, description="a finite number ≥ 0, outside the clipped loss; sgd must say"
+    )
+
+    @model_validator(mode="after")
+    def _sgd_says_everything(self) -> OptimizerFacts:
+        for name in ("momentum", "nesterov", "dampening", "weight_decay"):
+            if self.name.lower() == "sgd" and getattr(self, name) is None:
+                raise InvalidInput(name, None, str(type(self).model_fields[name].description), found="nothing")
+        return self
 
     def optimizer(self) -> Optimizer:
-        return Optimizer(**self.model_dump())
+        return Optimizer(**self.model_dump(exclude_none=True))
 
 
 class SmoothnessFacts(Strict):

@@ -9,6 +9,7 @@ private, file names that lead elsewhere, checkpoints out of order.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import secrets
@@ -81,11 +82,14 @@ class Ancestry(Strict):
     source: Text | None = Field(default=None, description="text: which public checkpoint, where start is public")
     run: RunId | None = Field(default=None, description="the parent's run id, where start is private")
     step: Annotated[int, Field(ge=0)] | None = Field(
-        default=None, description="an integer ≥ 0: the parent's step, where start is private"
+        default=None, description="an integer ≥ 1: the parent's step, where start is private"
     )
+    assumed: bool = Field(default=False, description="true if nobody said so, and a public start was assumed")
 
     @model_validator(mode="after")
     def _a_private_start_names_its_parent(self) -> Ancestry:
+        if self.step == 0:
+            raise InvalidInput("step", 0, "an integer ≥ 1: step 0 of the parent is the parent's own start")
         for name in ("run", "step"):
             if (self.start == "private") != (getattr(self, name) is not None):
                 accepted = f"the parent's {name} where start is private, and left out otherwise"
@@ -98,6 +102,9 @@ class Tensors(Strict):
 
     trained: list[Text] = Field(description="a list of tensor names")
     frozen: list[Text] = Field(default_factory=list, description="a list of tensor names")
+    initial: dict[Text, Sha256] = Field(
+        default_factory=dict, description="an object of tensor names and their digests at the start"
+    )
     frozen_weights: Sha256 | None = Field(
         default=None, description="64 hexadecimal digits: digest of all frozen tensors, kept in the checkpoints or not"
     )
@@ -167,10 +174,14 @@ class Manifest(Strict):
             for least, what in ((size, "the size of the data set"), (divisor, "the expected size of a full batch")):
                 if records is not None and least is not None and records < least:
                     raise InvalidInput("mechanism.smoothness.records", records, f"an integer ≥ {least:g}, {what}")
+        _require_whole_epochs(self)
         # Whether the parent is there is the portfolio's business; every other fact is checked here.
         mechanism = _within("mechanism", lambda: self.mechanism_from(None))
         earlier, names = -1, set[str]()
         for place, saved in enumerate(self.checkpoints):
+            if saved.step == 0 and (isinstance(mechanism, OneShot) or self.initial_weights is None):
+                accepted = "an integer ≥ 1 (step 0 is the start, of which the run must know initial_weights)"
+                raise InvalidInput(f"checkpoints[{place}].step", 0, accepted)
             if not earlier < saved.step <= mechanism.steps:
                 accepted = f"steps in increasing order, up to the run's {mechanism.steps}"
                 raise InvalidInput(f"checkpoints[{place}].step", saved.step, accepted)
@@ -297,6 +308,16 @@ def json_schema() -> dict[str, Any]:
         "title": "A privately trained run and its checkpoints",
         **{k: v for k, v in Manifest.model_json_schema(by_alias=True).items() if k != "title"},
     }
+
+
+def _require_whole_epochs(manifest: Manifest) -> None:
+    """An epoch has as many steps as batches fit into the data, at most."""
+    facts, size = manifest.mechanism, manifest.dataset.size
+    if isinstance(facts, DpSgdFacts) and facts.steps_per_epoch and facts.expected_batch_size and size:
+        most = math.ceil(size / facts.expected_batch_size)
+        if facts.steps_per_epoch > most:
+            accepted = f"at most {most}: {size} records in batches of {facts.expected_batch_size:g}"
+            raise InvalidInput("mechanism.steps_per_epoch", facts.steps_per_epoch, accepted)
 
 
 def _within(place: str, build: Any) -> Any:

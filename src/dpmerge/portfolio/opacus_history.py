@@ -8,6 +8,7 @@ Refuses: pickles, rates outside (0, 1], histories that contradict what the calle
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,12 @@ def history_facts(
 ) -> dict[str, Any]:
     """The manifest's `mechanism`. Batches that were not Poisson have no rate, whatever the accountant was told."""
     poisson = sampling in ("poisson", "unknown")
+    if sampling == "shuffled" and steps_per_epoch is not None:
+        # Opacus' rate is one over the number of batches in an epoch.
+        most = min(math.ceil(1 / rate) for _, rate, _ in history)
+        if steps_per_epoch > most:
+            accepted = f"at most {most}, by the history's sampling rate"
+            raise InvalidInput("steps_per_epoch", steps_per_epoch, accepted)
     if sampling == "full_batch" and (sampled := [rate for _, rate, _ in history if rate < 1]):
         raise InvalidInput(
             "sampling", sampling, "poisson or shuffled", found=f"full_batch, at a rate of {sampled[0]:g}"

@@ -8,12 +8,17 @@ Refuses: everything else, naming both places. Where contents were not read, file
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from dpmerge.errors import DigestMismatch, MissingParent, NotIndependent
 from dpmerge.portfolio.facts import DpSgdFacts
 from dpmerge.portfolio.runs import RecordedRun, SavedCheckpoint
+
+WHOLE = "all weights"
+LEAST_VALUES = 4
+"""Fewer values than this may be the same by chance."""
 
 
 class _Mark(NamedTuple):
@@ -31,21 +36,21 @@ def require_origins(runs: Sequence[RecordedRun]) -> None:
         for checkpoint in run.checkpoints:
             for mark in _noised(run, checkpoint):
                 origin = made.setdefault(mark, checkpoint)
-                if origin is not checkpoint and not _rested(run, origin, checkpoint):
+                if not _explained(run, origin, checkpoint, mark):
                     raise _copied(checkpoint, origin, mark)
     for run in runs:
         for checkpoint in run.checkpoints:
             for mark in _marks(checkpoint, checkpoint.tensors):
                 origin = made.get(mark, checkpoint)
-                explained = _descends(run, origin, by_name) or _rested(run, origin, checkpoint)
-                if origin is not checkpoint and not explained:
+                if not (_explained(run, origin, checkpoint, mark) or _descends(run, origin, by_name)):
                     raise _copied(checkpoint, origin, mark)
-        start = made.get(_Mark("all weights", run.manifest.initial_weights or ""))
+        for name, digest in run.manifest.tensors.initial.items() if run.manifest.tensors else ():
+            origin_of_part = made.get(_Mark(name, digest))
+            if origin_of_part is not None and not _descends(run, origin_of_part, by_name):
+                raise _undeclared(run, origin_of_part, name)
+        start = made.get(_Mark(WHOLE, run.manifest.initial_weights or ""))
         if start is not None and not _descends(run, start, by_name):
-            ancestry = run.manifest.ancestry
-            said = ancestry.start if ancestry.run is None else f"{ancestry.run}@{ancestry.step}"
-            accepted = f"private, run {start.run}, step {start.step}: the initial weights are its"
-            raise MissingParent(run.file, "ancestry", ancestry.start, accepted, found=said)
+            raise _undeclared(run, start, "the initial weights")
         _require_start(run, by_name)
 
 
@@ -54,20 +59,23 @@ def _noised(run: RecordedRun, checkpoint: SavedCheckpoint) -> Iterator[_Mark]:
     if not _moved(run, 0, checkpoint.step):
         return
     tensors = run.manifest.tensors
-    # Where nobody says which tensors were trained, only the whole model is known to have moved.
-    yield from _marks(checkpoint, set(tensors.trained) if tensors else set())
-    if tensors is None and len(checkpoint.files) == 1 and checkpoint.digests is None:
-        yield _Mark("a file", checkpoint.file_digests[0])
+    trained = tensors.trained if tensors else []
+    if checkpoint.digests is not None:
+        # A tensor has moved if it is not what it was; where nobody knows, only the whole model is known to have.
+        known = tensors.initial if tensors else {}
+        yield from _marks(checkpoint, [n for n in trained if n in known and known[n] != checkpoint.digests[n]])
+    else:
+        yield from _marks(checkpoint, trained if trained or len(checkpoint.files) > 1 else checkpoint.tensors)
 
 
-def _marks(checkpoint: SavedCheckpoint, names: Collection[str]) -> Iterator[_Mark]:
+def _marks(checkpoint: SavedCheckpoint, names: Iterable[str]) -> Iterator[_Mark]:
     """By what these tensors of a checkpoint, and it as a whole, are recognised."""
     if checkpoint.weights is not None:
-        yield _Mark("all weights", checkpoint.weights)
+        yield _Mark(WHOLE, checkpoint.weights)
     if checkpoint.digests is not None:
         for name in names:
             slot = checkpoint.tensors[name][1]
-            if slot.end > slot.start:  # tensors without values are all alike
+            if math.prod(slot.shape) >= LEAST_VALUES:
                 yield _Mark(name, checkpoint.digests[name])
         return
     holding = {checkpoint.tensors[name][0] for name in names}
@@ -91,10 +99,16 @@ def _moved(run: RecordedRun, after: int, upto: int) -> bool:
     return False
 
 
-def _rested(run: RecordedRun, origin: SavedCheckpoint, checkpoint: SavedCheckpoint) -> bool:
-    """Whether both are checkpoints of this run between which nothing moved."""
-    steps = sorted((origin.step, checkpoint.step))
-    return origin.run == checkpoint.run == run.manifest.run and not _moved(run, *steps)
+def _explained(run: RecordedRun, origin: SavedCheckpoint, checkpoint: SavedCheckpoint, mark: _Mark) -> bool:
+    """Whether the same values in two checkpoints of one run are in order.
+
+    A single tensor may rest (a rate below what its numbers can show); a whole model only where no rate moved it.
+    """
+    if origin.run != checkpoint.run:
+        return False
+    if origin is checkpoint or mark.what in checkpoint.tensors:
+        return True
+    return not _moved(run, *sorted((origin.step, checkpoint.step)))
 
 
 def _descends(run: RecordedRun, origin: SavedCheckpoint, by_name: Mapping[str, RecordedRun]) -> bool:
@@ -121,6 +135,13 @@ def _copied(checkpoint: SavedCheckpoint, origin: SavedCheckpoint, mark: _Mark) -
     accepted = f"weights of its own; {origin.name} has the same, {why}"
     found = f"{mark.what} of {checkpoint.name}, seen before"
     return NotIndependent(checkpoint.files[0], "weights", mark.digest, accepted, found=found)
+
+
+def _undeclared(run: RecordedRun, origin: SavedCheckpoint, what: str) -> MissingParent:
+    ancestry = run.manifest.ancestry
+    said = ancestry.start if ancestry.run is None else f"{ancestry.run}@{ancestry.step}"
+    accepted = f"private, run {origin.run}, step {origin.step}: {what} are its"
+    return MissingParent(run.file, "ancestry", ancestry.start, accepted, found=said)
 
 
 def _require_start(run: RecordedRun, by_name: Mapping[str, RecordedRun]) -> None:

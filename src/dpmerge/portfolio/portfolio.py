@@ -14,7 +14,7 @@ from typing import get_args
 
 from dpmerge.documents import is_file
 from dpmerge.errors import InvalidInput, NotCombinable, PortfolioError
-from dpmerge.portfolio.agreement import mechanisms, require_agreement
+from dpmerge.portfolio.agreement import mechanisms, require_agreement, tensor_difference
 from dpmerge.portfolio.facts import DpSgdFacts
 from dpmerge.portfolio.listing import (
     LISTING_NAMES,
@@ -30,10 +30,7 @@ from dpmerge.privacy.exposure import Adjacency, Checkpoint, Exposure
 
 @dataclass(frozen=True)
 class Portfolio:
-    """Runs on the same data, for the same unit of privacy and adjacency.
-
-    >>> portfolio = Portfolio.load("examples/probe")  # doctest: +SKIP
-    """
+    """Runs on the same data, for the same unit of privacy and adjacency."""
 
     path: Path
     runs: tuple[Run, ...]
@@ -142,8 +139,12 @@ class Portfolio:
                 groups.append([run])
         return [tuple(group) for group in groups]
 
-    def differences(self, runs: Sequence[Run]) -> Iterator[tuple[Allowance, PortfolioError]]:
-        """In what the other runs differ from the first so that averaging needs an allowance."""
+    def differences(self, runs: Sequence[Run]) -> Iterator[tuple[str, PortfolioError]]:
+        """In what other runs differ from the first so that averaging needs an allowance, or cannot be."""
+        for run, other in _pairs(runs, lambda r: bool(r.checkpoints)):
+            if (mismatch := tensor_difference(other.checkpoints[0], run.checkpoints[0])) is not None:
+                accepted, found = f"the tensors of {other.id}", f"others ({mismatch.field})"
+                yield "different_tensors", NotCombinable(run.file, "tensors", mismatch.value, accepted, found=found)
         for run, other in _pairs(runs, lambda r: r.manifest.initial_weights is not None):
             if run.manifest.initial_weights != other.manifest.initial_weights:
                 found = str(run.manifest.initial_weights)

@@ -45,7 +45,7 @@ class DiscreteProfile(PrivacyProfile):
         for position, (epsilon, delta) in enumerate(points):
             known.append(
                 (
-                    domain.non_negative(f"points[{position}].epsilon", epsilon),
+                    _not_tiny(domain.non_negative(f"points[{position}].epsilon", epsilon)),
                     domain.fraction(f"points[{position}].delta", delta, zero=True),
                 )
             )
@@ -91,7 +91,7 @@ class DiscreteProfile(PrivacyProfile):
 
     def convolved(self, other: DiscreteProfile) -> DiscreteProfile:
         """Both mechanisms released: losses add, masses multiply."""
-        losses = np.add.outer(self.losses, other.losses).ravel()
+        losses = np.nextafter(np.add.outer(self.losses, other.losses).ravel(), np.inf)  # never rounded down
         mass = np.multiply.outer(self.probabilities, other.probabilities).ravel()
         losses, mass = _merged(losses, mass)
         infinity = self.infinity + other.infinity - self.infinity * other.infinity
@@ -123,6 +123,11 @@ class ShiftedProfile(PrivacyProfile):
     def renyi_divergence(self, orders: Array) -> Array | None:
         base = self.base.renyi_divergence(orders)
         return None if base is None else base + self.atoms.renyi_divergence(orders)
+
+
+def _not_tiny(epsilon: float) -> float:
+    """ε rounded up to a size whose differences can be divided by."""
+    return max(epsilon, domain.SMALLEST) if epsilon > 0 else 0.0
 
 
 def _hull(known: list[tuple[float, float]]) -> tuple[Array, Array]:

@@ -19,7 +19,8 @@ from opacus.optimizers import DPOptimizer
 from dpmerge.errors import CannotRecord, InvalidInput
 from dpmerge.portfolio.manifest import MANIFEST_NAME
 from dpmerge.training.batches import Batches
-from dpmerge.training.ghost import refuse_penalties
+from dpmerge.training.ghost import GhostGradients, watch_losses
+from dpmerge.training.smooth_models import LossWatch
 from dpmerge.training.steps import StepReader
 
 if TYPE_CHECKING:
@@ -69,8 +70,14 @@ def _accountant(optimizer: DPOptimizer) -> IAccountant | None:
 
 
 def attach(
-    attached: ExitStack, recorder: Recorder, reader: StepReader, batches: Batches, optimizer: DPOptimizer, model: Any
-) -> None:
+    attached: ExitStack,
+    recorder: Recorder,
+    reader: StepReader,
+    batches: Batches,
+    optimizer: DPOptimizer,
+    model: Any,
+    loss: LossWatch | None,
+) -> GhostGradients | None:
     """Wrap what the optimizer already does; everything is put back at the end, whatever happens."""
     accounted = optimizer.step_hook
 
@@ -95,6 +102,7 @@ def attach(
 
     _wrap(attached, optimizer, gather, clip_and_note)
     _wrap(attached, optimizer, "signal_skip_step", signal_and_note)
+    gradients = None
     if reader.ghost:
         factors = model.get_clipping_coef
 
@@ -104,10 +112,11 @@ def attach(
             return computed
 
         _wrap(attached, model, "get_clipping_coef", compute_and_note)
-        refuse_penalties(attached, optimizer)
+        gradients = watch_losses(attached, optimizer, loss)
     inner = optimizer.original_optimizer
     attached.callback(inner.register_step_pre_hook(recorder.before_inner_step).remove)
     attached.callback(inner.register_step_post_hook(recorder.after_inner_step).remove)
+    return gradients
 
 
 def _wrap(attached: ExitStack, owner: Any, name: str, wrapper: Any) -> None:

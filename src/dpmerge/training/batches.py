@@ -60,7 +60,7 @@ class Batches:
         self._passes: list[_Pass] = []
         self._current: _Pass | None = None
         self._steps = 0
-        self._handed = 0
+        self._hands: _Pass | None = None  # the pass from which a batch was handed out last
         self._rows = 0
 
     @property
@@ -99,7 +99,13 @@ class Batches:
             float(self._sampler.sample_rate) != self._rate or self._sampler.generator is not self._generator
         ):
             raise CannotRecord("data_loader: the sampler's rate or generator was changed in the course of the run")
-        drawn = self.records if self.sampling is Sampling.FULL_BATCH else self._drawn()
+        full = self.sampling is Sampling.FULL_BATCH
+        drawn = self.records if full else self._drawn()
+        if full and self._rows != drawn:
+            raise CannotRecord(
+                f"data_loader: a step was taken on {self._rows} of {drawn} records, but the loader gives full batches; "
+                "train on what it gives, or let it draw smaller ones"
+            )
         if self._rows > drawn:
             raise CannotRecord(
                 f"data_loader: a step was taken on {self._rows} gradients, but its batch has {drawn} records; copies "
@@ -111,22 +117,26 @@ class Batches:
         """The gradients added so far were used, or refused; the next ones are another step's."""
         self._rows = 0
 
+    def require_used_up(self) -> None:
+        """A pass in which steps were taken left no batch out, not even its last one."""
+        hands = self._hands
+        if self.sampling is Sampling.POISSON and hands is not None and 0 < hands.steps < hands.draws:
+            raise _left_out(hands)
+
     def _drawn(self) -> int:
         """How many records the step's draw has; refused if there is no draw of its own."""
-        current, handed, self._handed = self._current, self._handed, 0
+        current, hands = self._current, self._hands
         ahead = self._loader.num_workers > 0  # workers draw batches long before they are used
-        fresh = current is not None and (current.steps < current.draws if current.split else handed > 0)
-        if current is None or not fresh:
+        split = current is not None and current.split
+        using = current if split else hands
+        if current is None or using is None or using.steps >= using.draws:
             raise CannotRecord(
                 f"data_loader: step {self._steps + 1} was taken without a batch of its own from the loader that was "
                 "given; pass the loader make_private returned, train on it, and take one step for each batch"
             )
-        current.steps += 1
-        if self.sampling is Sampling.POISSON and not ahead and current.draws > current.steps:
-            raise CannotRecord(
-                f"data_loader: of {current.draws} batches drawn in this pass only {current.steps} were used; leaving "
-                "one out because of what is in it is a release of its own, so take a step for each, empty ones too"
-            )
+        using.steps += 1
+        if self.sampling is Sampling.POISSON and using.draws > using.steps and not (split and ahead):
+            raise _left_out(using)
         return current.largest if ahead else current.last
 
     def __enter__(self) -> Batches:
@@ -142,8 +152,11 @@ class Batches:
                 this.active = False
 
         def batches(loader: Any) -> Iterator[Any]:
+            watch.require_used_up()
+            this = watch._hands = _Pass()
             for batch in handed_by.__iter__(loader):
-                watch._handed += 1
+                watch._hands = this
+                this.draws += 1
                 yield batch
 
         # Both stay what they are, of the same type; what comes out of them is counted.
@@ -185,6 +198,13 @@ class Batches:
         self._current = this
         this.draws += 1
         this.last, this.largest = records, max(this.largest, records)
+
+
+def _left_out(this: _Pass) -> CannotRecord:
+    return CannotRecord(
+        f"data_loader: of {this.draws} batches drawn in this pass only {this.steps} were used; leaving one out because "
+        "of what is in it is a release of its own, so take a step for each, empty ones too"
+    )
 
 
 def _sampler(loader: DataLoader[Any]) -> Any:

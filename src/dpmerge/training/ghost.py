@@ -1,9 +1,10 @@
 """Ghost clipping computes gradient norms from what passes through the layers, and nothing else.
 
-Guarantees: while a run is recorded, every path from its loss to a trained parameter leads through a layer whose
-per-example gradients are measured.
-Refuses: a penalty on the weights in the loss. No layer sees it, so its gradient is not clipped, yet it enters every
-record's share of the sum. (With the other modes of Opacus it is ignored, which is safe.)
+Guarantees: while a run is recorded, a step's gradients are those of one backward pass through Opacus' own loss, one
+loss a record, each path of which to a trained parameter leads through a layer whose gradients are measured.
+Refuses: a penalty on the weights in the loss (no layer sees it, so its gradient is not clipped, yet it enters every
+record's share of the sum; the other modes of Opacus ignore it, which is safe); losses of shape (n, 1), which Opacus
+multiplies with its n clip factors to an n × n table; backward passes of one's own.
 """
 
 from __future__ import annotations
@@ -17,19 +18,53 @@ from opacus.optimizers import DPOptimizer
 from opacus.utils.fast_gradient_clipping_utils import DPTensorFastGradientClipping as GhostLoss
 
 from dpmerge.errors import CannotRecord
+from dpmerge.training.smooth_models import LossWatch
 
 
-def refuse_penalties(attached: ExitStack, optimizer: DPOptimizer) -> None:
-    """Look through the losses of this optimizer before each backward pass, until the stack is closed."""
-    backward = GhostLoss.backward
+def watch_losses(attached: ExitStack, optimizer: DPOptimizer, watch: LossWatch | None) -> GhostGradients:
+    """Look at the losses of this optimizer before each backward pass, and at its gradients after, until the end."""
+    backward, gradients = GhostLoss.backward, GhostGradients(optimizer)
 
     def checked(loss: Any) -> Any:
-        if loss.optimizer is optimizer:
-            _require_only_layers(loss.loss_per_sample, optimizer.params)
-        return backward(loss)
+        if loss.optimizer is not optimizer:
+            return backward(loss)
+        if loss.loss_per_sample.dim() != 1:
+            raise CannotRecord(
+                f"criterion: losses of shape {tuple(loss.loss_per_sample.shape)}, which Opacus does not clip; there "
+                "must be one number a record, so squeeze the model's outputs and the targets"
+            )
+        if watch is not None:
+            watch.require_own(loss.loss_per_sample)
+        _require_only_layers(loss.loss_per_sample, optimizer.params)
+        result = backward(loss)
+        gradients.note()
+        return result
 
     GhostLoss.backward = checked
     attached.callback(setattr, GhostLoss, "backward", backward)
+    return gradients
+
+
+class GhostGradients:
+    """The gradients as Opacus' backward pass left them."""
+
+    def __init__(self, optimizer: DPOptimizer) -> None:
+        self._optimizer = optimizer
+        self._noted: list[tuple[int, int]] = []
+
+    def note(self) -> None:
+        self._noted = self._now()
+
+    def require_untouched(self) -> None:
+        """Refuse gradients to which something was added: it is not clipped."""
+        if self._noted != self._now():
+            raise CannotRecord(
+                "criterion: gradients were added after the backward pass of the criterion that make_private returned; "
+                "they would not be clipped"
+            )
+
+    def _now(self) -> list[tuple[int, int]]:
+        return [(id(p.grad), -1 if p.grad is None else p.grad._version) for p in self._optimizer.params]
 
 
 def _require_only_layers(loss: torch.Tensor, parameters: list[torch.nn.Parameter]) -> None:

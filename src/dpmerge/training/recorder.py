@@ -18,6 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from opacus.optimizers import DPOptimizer
 from torch import nn
 from torch.utils.data import DataLoader
@@ -31,9 +32,10 @@ from dpmerge.privacy.exposure import Adjacency
 from dpmerge.privacy.mechanisms import Sampling, enum_member
 from dpmerge.training.attachment import attach, require_fresh
 from dpmerge.training.batches import Batches
+from dpmerge.training.ghost import GhostGradients
 from dpmerge.training.noise import NoiseWatch, randomness, warn_insecure
 from dpmerge.training.saving import ModelTensors
-from dpmerge.training.smooth_models import derived_smoothness, warn_clipping, watched_inputs
+from dpmerge.training.smooth_models import LossWatch, derived_smoothness, warn_clipping
 from dpmerge.training.steps import MOST_BLOCKS, Step, StepReader, coarse_history, folded
 
 MOST_RATES = 100_000
@@ -71,6 +73,8 @@ class Recorder:
         self._every = every
         self._taken: list[Step] = []
         self._saved: list[SavedAs] = []
+        self._loss: LossWatch | None = None
+        self._gradients: GhostGradients | None = None
         self._noised = False
         self._finished = False
 
@@ -144,6 +148,7 @@ class Recorder:
 
     def finish(self) -> None:
         """The run ended as planned: keep the last weights, and say so."""
+        self._batches.require_used_up()
         if self._taken:
             self.checkpoint()
             self._finished = True
@@ -158,10 +163,18 @@ class Recorder:
         """Replace the manifest by one that covers what was saved; steps after the last checkpoint left no trace."""
         self.manifest(upto=self._saved[-1].step).write(self.folder / MANIFEST_NAME)
 
+    def watch(self, loss: LossWatch | None, gradients: GhostGradients | None) -> None:
+        """What else is looked at before a batch is added."""
+        self._loss, self._gradients = loss, gradients
+
     def clipped(self) -> None:
         """A physical batch is about to be clipped, or was in backward(), and added to the step's sum."""
+        if self._loss is not None:
+            self._loss.require_used()
         self._source.require_undisturbed(self._optimizer.generator)
         self._batches.clipped(self._reader.clipped())
+        if self._gradients is not None:
+            self._gradients.require_untouched()
 
     def before_step(self, optimizer: DPOptimizer) -> None:
         """The noise has been added; the weights have not moved."""
@@ -175,7 +188,10 @@ class Recorder:
         self._taken.append(step)
         self._noised = True
 
-    def before_inner_step(self, *_: Any) -> None:
+    def before_inner_step(self, inner: torch.optim.Optimizer, *_: Any) -> None:
+        # Other hooks may do anything to gradients and weights: then it is no SGD that a theorem knows.
+        hooks = (inner._optimizer_step_pre_hooks, inner._optimizer_step_post_hooks)
+        self._reader.uniform &= all(len(own) == 1 for own in hooks)
         if not self._noised:
             raise CannotRecord("optimizer: the inner optimizer was stepped by itself, without clipping and noise")
         self._noised = False
@@ -257,7 +273,7 @@ def record(
         "unit": unit,
         "adjacency": adjacency_.value,
         "noise": noise,
-        "ancestry": ancestry or Ancestry(start="random"),
+        "ancestry": ancestry or Ancestry(start="random", assumed=True),
         "initial_weights": tensors.initial_weights,
         "tensors": tensors.facts(),
         "tuning": tuning,
@@ -284,10 +300,10 @@ def record(
     )
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as attached:
-        if smoothness is not None:
-            for watch in watched_inputs(module, criterion):
-                attached.callback(watch.remove)
-        attach(attached, recorder, reader, batches, optimizer, model)
+        loss = LossWatch(module, criterion) if smoothness is not None else None
+        if loss is not None:
+            loss.attach(attached)
+        recorder.watch(loss, attach(attached, recorder, reader, batches, optimizer, model, loss))
         attached.enter_context(batches)
         if not optimizer.secure_mode:
             attached.callback(setattr, optimizer, "generator", optimizer.generator)
@@ -327,8 +343,9 @@ def _public_divisor(batches: Batches, reader: StepReader, replace_one: bool, sai
 
 
 def _bound_on_records(batches: Batches, most: int | None) -> int | None:
-    if most is not None and domain.integer("most_records", most, least=1) < batches.records:
-        raise InvalidInput("most_records", most, "a bound on the number of records, which this is not")
+    if most is not None and domain.integer("most_records", most, least=1) <= batches.records:
+        accepted = "a bound on the number of records that leaves room for one more: a neighbour may have it"
+        raise InvalidInput("most_records", most, accepted)
     return most
 
 

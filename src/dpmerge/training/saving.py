@@ -46,13 +46,19 @@ class ModelTensors:
             )
         self._frozen_tensors = [state[name] for name in self.frozen]
         self._frozen_versions = self._written()
-        self._frozen_digests = _digests(state, self.frozen)
+        self._initial = _digests(state, list(state))
+        self._frozen_digests = {name: self._initial[name] for name in self.frozen}
         self.initial_weights = self._weights(state)
 
     def facts(self) -> Tensors:
         """For the manifest."""
         digest = weights_digest((n, "", (), self._frozen_digests[n]) for n in self.frozen) if self.frozen else None
-        return Tensors(trained=self.trained, frozen=[] if self._trained_only else self.frozen, frozen_weights=digest)
+        return Tensors(
+            trained=self.trained,
+            initial={name: self._initial[name] for name in self._kept()},
+            frozen=[] if self._trained_only else self.frozen,
+            frozen_weights=digest,
+        )
 
     def require_untouched(self) -> None:
         """Refuse tensors that were written to although nobody trains them; by torch's own count, so at once."""
@@ -100,8 +106,8 @@ class ModelTensors:
         return state
 
     def _weights(self, state: Mapping[str, Tensor]) -> str:
-        digests = _digests(state, self._kept())
-        return weights_digest((n, DTYPES[state[n].dtype], tuple(state[n].shape), digests[n]) for n in digests)
+        kept = self._kept()
+        return weights_digest((n, DTYPES[state[n].dtype], tuple(state[n].shape), self._initial[n]) for n in kept)
 
     def _require_frozen(self, state: Mapping[str, Tensor]) -> None:
         """What changes without noise is a release of the data it changed with."""

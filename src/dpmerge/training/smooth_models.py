@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 import warnings
+from contextlib import ExitStack
 from itertools import pairwise
 from typing import Any
 
+import torch
 from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from dpmerge.errors import CannotRecord, InvalidInput
 from dpmerge.portfolio.facts import SmoothnessFacts
@@ -79,27 +80,89 @@ def warn_clipping(clip_norm: float, facts: SmoothnessFacts) -> None:
         )
 
 
-def watched_inputs(model: nn.Module, criterion: Any) -> list[RemovableHandle]:
-    """Watch what the layer and the loss are given: of sequences, or of weighted targets, the loss is steeper."""
-    linear, _ = _linear_layer(model)
-    assert linear is not None
+class LossWatch:
+    """Sees to it that the loss is the one smoothness was derived from: of the layer's outputs, once, as it is."""
 
-    def one_vector(_: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def __init__(self, model: nn.Module, criterion: Any) -> None:
+        linear, _ = _linear_layer(model)
+        assert linear is not None
+        self._linear = linear
+        ghost = isinstance(criterion, DPLossFastGradientClipping)
+        self._loss: nn.Module = criterion.criterion if ghost else criterion
+        self._outputs: torch.Tensor | None = None
+        self._result: torch.Tensor | None = None
+        self._calls = 0
+
+    def attach(self, attached: ExitStack) -> None:
+        """Watch until the stack is closed."""
+        attached.callback(self._linear.register_forward_pre_hook(self._one_vector).remove)
+        attached.callback(self._linear.register_forward_hook(self._came_out).remove)
+        attached.callback(self._loss.register_forward_pre_hook(self._goes_in).remove)
+        attached.callback(self._loss.register_forward_hook(self._computed).remove)
+
+    def require_used(self) -> None:
+        """A physical batch is being added: its loss was computed by the criterion, once."""
+        calls, self._calls = self._calls, 0
+        if calls != 1:
+            raise CannotRecord(
+                f"criterion: called {calls} times for one batch; smoothness is derived for a loss that is computed by "
+                "the criterion that was given, once; for other losses leave criterion and feature_bound out"
+            )
+
+    def require_own(self, losses: torch.Tensor) -> None:
+        """Ghost clipping: these are the criterion's results, and nothing was made of them."""
+        if losses is not self._result:
+            raise _not_as_it_is()
+
+    def _one_vector(self, _: nn.Module, inputs: tuple[Any, ...]) -> None:
         if inputs[0].dim() != 2:
             shape = tuple(inputs[0].shape[1:])
             raise CannotRecord(
                 f"feature_bound: a record is {shape}, not one feature vector; flatten it or leave it out"
             )
 
-    def one_class(_: nn.Module, inputs: tuple[Any, ...]) -> None:
-        if len(inputs) > 1 and inputs[1].is_floating_point():
-            raise CannotRecord("criterion: targets that weigh classes; smoothness is derived for class numbers")
+    def _came_out(self, _: nn.Module, __: Any, outputs: torch.Tensor) -> None:
+        self._outputs = outputs
 
-    handles = [linear.register_forward_pre_hook(one_vector)]
-    loss = criterion.criterion if isinstance(criterion, DPLossFastGradientClipping) else criterion
-    if type(loss) is nn.CrossEntropyLoss:
-        handles.append(loss.register_forward_pre_hook(one_class))
-    return handles
+    def _goes_in(self, _: nn.Module, inputs: tuple[Any, ...]) -> None:
+        outputs, targets = inputs[0], inputs[1]
+        if not outputs.requires_grad:
+            return  # an evaluation
+        if self._outputs is None or outputs.data_ptr() != self._outputs.data_ptr():
+            raise CannotRecord("criterion: computed of something else than the linear layer's outputs; give it those")
+        if type(self._loss) is nn.CrossEntropyLoss:
+            self._require_classes(targets)
+        elif outputs.shape != targets.shape:
+            raise CannotRecord(
+                f"criterion: outputs of shape {tuple(outputs.shape)} and targets of shape {tuple(targets.shape)}; of "
+                "unequal shapes torch compares every record with every other"
+            )
+
+    def _require_classes(self, targets: torch.Tensor) -> None:
+        if targets.is_floating_point():
+            raise CannotRecord("criterion: targets that weigh classes; smoothness is derived for class numbers")
+        ignored = torch.eq(targets, float(self._loss.ignore_index))  # type: ignore[arg-type]
+        if self._loss.reduction == "mean" and bool(ignored.any()):
+            raise CannotRecord("criterion: targets to be ignored; a mean then divides by what the other records are")
+
+    def _computed(self, _: nn.Module, __: Any, result: torch.Tensor) -> None:
+        if result.requires_grad:
+            self._calls += 1
+            self._result = result
+            if result.dim() == 0:
+                result.register_hook(_require_one)  # type: ignore[no-untyped-call]
+
+
+def _require_one(gradient: torch.Tensor) -> None:
+    if float(gradient) != 1.0:
+        raise _not_as_it_is()
+
+
+def _not_as_it_is() -> CannotRecord:
+    return CannotRecord(
+        "criterion: its result was scaled or added to; smoothness is derived for the loss as it is, so use it as it is "
+        "or leave criterion and feature_bound out"
+    )
 
 
 def _linear_layer(model: nn.Module) -> tuple[nn.Linear | None, float | None]:

@@ -8,7 +8,7 @@ change within a step, gradients accumulated over several draws, batch normalisat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -50,14 +50,7 @@ class StepReader:
                 f"optimizer: a {type(optimizer).__name__}; recorded are those make_private returns for flat and "
                 f"per_layer clipping on one device: {known} (adaptive clipping releases more than gradients)"
             )
-        low = [
-            parameter.dtype for parameter in optimizer.params if parameter.dtype not in (torch.float32, torch.float64)
-        ]
-        if low:
-            raise CannotRecord(
-                f"model: trained parameters in {low[0]}; accepted: float32 or float64 (in less, clipped gradients are "
-                "rounded up beyond the clip norm)"
-            )
+        _require_precise(parameter.dtype for parameter in optimizer.params)
         self._optimizer = optimizer
         self._ghost = isinstance(optimizer, DPOptimizerFastGradientClipping)
         if self._ghost and type(model) not in KNOWN_GHOSTS:
@@ -111,11 +104,15 @@ class StepReader:
         """Ghost clipping: the clip factors of so many rows were computed, in backward()."""
         self._clip_norms.add(self.clip_norm)
         self._ghost_rows.append(rows)
+        _require_precise(parameter._norm_sample.dtype for parameter in self._model.trainable_parameters)
 
     def clipped(self) -> int:
         """A physical batch is about to be added to the step's sum; of how many rows?"""
         self._clip_norms.add(self.clip_norm)
-        return self._rows_of_ghost() if self._ghost else _rows(next(iter(self._optimizer.params)))
+        if self._ghost:
+            return self._rows_of_ghost()
+        _require_precise(_grad_samples(parameter)[0].dtype for parameter in self._optimizer.params)
+        return sum(len(part) for part in _grad_samples(next(iter(self._optimizer.params))))
 
     def _rows_of_ghost(self) -> int:
         computed, self._ghost_rows = self._ghost_rows, []
@@ -243,10 +240,19 @@ def coarse_history(steps: Sequence[Step]) -> list[HistoryBlock]:
     return [HistoryBlock(steps=n, noise_multiplier=sigma, sampling_rate=q) for n, sigma, q in blocks]
 
 
-def _rows(parameter: torch.Tensor) -> int:
-    """Of how many rows the gradients are that wait to be clipped."""
+def _grad_samples(parameter: torch.Tensor) -> list[torch.Tensor]:
+    """The gradients, row by row, that wait to be clipped."""
     samples = parameter.grad_sample  # type: ignore[attr-defined]
-    return sum(len(part) for part in samples) if isinstance(samples, list) else len(samples)
+    return samples if isinstance(samples, list) else [samples]
+
+
+def _require_precise(dtypes: Iterable[torch.dtype]) -> None:
+    low = next((dtype for dtype in dtypes if dtype not in (torch.float32, torch.float64)), None)
+    if low is not None:
+        raise CannotRecord(
+            f"model: trained parameters or their gradients in {low}; accepted: float32 or float64, without autocast "
+            "(in less, clipped gradients are rounded up beyond the clip norm)"
+        )
 
 
 def _mechanism(step: Step) -> tuple[float, float, float]:
