@@ -147,6 +147,8 @@ def private(
 def recorded(made: Private, folder: Path, **settings: Any) -> Iterator[Any]:
     """`record` with the arguments that hardly ever matter filled in."""
     given = {"run": "run", "dataset": "toy", "adjacency": "replace_one", "directory": folder} | settings
+    if settings.get("criterion") is not None:
+        made.criterion = settings["criterion"]  # what is said to be the loss is the loss
     with record(model=made.model, optimizer=made.optimizer, data_loader=made.loader, **given) as recorder:
         yield recorder
 

@@ -266,7 +266,7 @@ def test_the_manifest_is_plain_json_and_reads_back_the_same(tmp_path: Path) -> N
         run.train(3)
     document = json.loads((tmp_path / MANIFEST_NAME).read_text())
     assert Manifest.read(tmp_path / MANIFEST_NAME).document() == document
-    assert document["ancestry"] == {"start": "public", "source": "a public model"}
+    assert document["ancestry"] == {"start": "public", "source": "a public model", "assumed": False}
     assert document["finished"] is True
 
 

@@ -44,13 +44,13 @@ def require_origins(runs: Sequence[RecordedRun]) -> None:
                 origin = made.get(mark, checkpoint)
                 if not (_explained(run, origin, checkpoint, mark) or _descends(run, origin, by_name)):
                     raise _copied(checkpoint, origin, mark)
+        start = made.get(_Mark(WHOLE, run.manifest.initial_weights or ""))
+        if start is not None and not _descends(run, start, by_name):
+            raise _undeclared(run, start, "the initial weights")
         for name, digest in run.manifest.tensors.initial.items() if run.manifest.tensors else ():
             origin_of_part = made.get(_Mark(name, digest))
             if origin_of_part is not None and not _descends(run, origin_of_part, by_name):
                 raise _undeclared(run, origin_of_part, name)
-        start = made.get(_Mark(WHOLE, run.manifest.initial_weights or ""))
-        if start is not None and not _descends(run, start, by_name):
-            raise _undeclared(run, start, "the initial weights")
         _require_start(run, by_name)
 
 
@@ -156,6 +156,8 @@ def _require_start(run: RecordedRun, by_name: Mapping[str, RecordedRun]) -> None
             raise DigestMismatch(checkpoint.files[0], "initial weights", checkpoint.weights, accepted)
     parent = by_name.get(ancestry.run or "")
     for checkpoint in parent.checkpoints if parent is not None else ():
-        if checkpoint.step == ancestry.step and checkpoint.weights not in (None, start):
+        # A child that keeps other tensors (an adapter, a new head) has no digest to compare.
+        same = bool(run.checkpoints) and set(run.checkpoints[0].tensors) == set(checkpoint.tensors)
+        if same and checkpoint.step == ancestry.step and checkpoint.weights not in (None, start):
             accepted = f"the weights of {checkpoint.name}, from which the run says it started"
             raise MissingParent(run.file, "initial_weights", start, accepted, found=start)

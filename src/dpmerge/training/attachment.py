@@ -81,7 +81,16 @@ def attach(
     """Wrap what the optimizer already does; everything is put back at the end, whatever happens."""
     accounted = optimizer.step_hook
 
+    inner = optimizer.original_optimizer
+    before = inner.register_step_pre_hook(recorder.before_inner_step)
+    after = inner.register_step_post_hook(recorder.after_inner_step)
+    attached.callback(before.remove)
+    attached.callback(after.remove)
+
     def step_hook(optim: DPOptimizer) -> None:
+        # Next to the step itself, so that what other hooks do to gradients and weights is seen.
+        inner._optimizer_step_pre_hooks.move_to_end(before.id)
+        inner._optimizer_step_post_hooks.move_to_end(after.id, last=False)
         recorder.before_step(optim)
         if accounted is not None:
             accounted(optim)
@@ -113,9 +122,6 @@ def attach(
 
         _wrap(attached, model, "get_clipping_coef", compute_and_note)
         gradients = watch_losses(attached, optimizer, loss)
-    inner = optimizer.original_optimizer
-    attached.callback(inner.register_step_pre_hook(recorder.before_inner_step).remove)
-    attached.callback(inner.register_step_post_hook(recorder.after_inner_step).remove)
     return gradients
 
 

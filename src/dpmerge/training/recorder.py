@@ -180,6 +180,8 @@ class Recorder:
         """The noise has been added; the weights have not moved."""
         try:
             step = self._reader.read(self._batches.sampling_rate)
+            if len(optimizer.original_optimizer._optimizer_step_pre_hooks) > 1:
+                self._reader.note_gradients()
             self._tensors.require_untouched()
             self._batches.stepped()
         finally:
@@ -189,9 +191,8 @@ class Recorder:
         self._noised = True
 
     def before_inner_step(self, inner: torch.optim.Optimizer, *_: Any) -> None:
-        # Other hooks may do anything to gradients and weights: then it is no SGD that a theorem knows.
-        hooks = (inner._optimizer_step_pre_hooks, inner._optimizer_step_post_hooks)
-        self._reader.uniform &= all(len(own) == 1 for own in hooks)
+        if len(inner._optimizer_step_pre_hooks) > 1:
+            self._reader.compare_gradients()
         if not self._noised:
             raise CannotRecord("optimizer: the inner optimizer was stepped by itself, without clipping and noise")
         self._noised = False

@@ -70,6 +70,7 @@ class StepReader:
         self._norms = self._weight_norms()
         self._clip_norms: set[float] = set()
         self._ghost_rows: list[int] = []
+        self._gradient_norms: list[str] = []
         self.uniform = True
         self.require_no_batch_statistics()
 
@@ -138,14 +139,20 @@ class StepReader:
                 "that cost"
             )
 
+    def note_gradients(self) -> None:
+        """Remember the noised gradients: somebody else has a hook before the inner step."""
+        self._gradient_norms = _norms(parameter.grad for parameter in self._optimizer.params)
+
+    def compare_gradients(self) -> None:
+        """After all other hooks: gradients that were changed are still private, but no longer SGD's."""
+        self.uniform &= self._gradient_norms == _norms(parameter.grad for parameter in self._optimizer.params)
+
     def _rate(self) -> float:
         return max(float(group["lr"]) for group in self._optimizer.param_groups) / self.divisor
 
     def _weight_norms(self) -> list[str]:
         """By what a change of the weights is noticed, NaN included: cheap beside drawing noise for each of them."""
-        with torch.no_grad():
-            norms = torch._foreach_norm([parameter.detach() for parameter in self._optimizer.params])
-        return [float(norm).hex() for norm in norms]
+        return _norms(self._optimizer.params)
 
     def read(self, sampling_rate: float) -> Step:
         """The step that is about to move the weights."""
@@ -238,6 +245,12 @@ def coarse_history(steps: Sequence[Step]) -> list[HistoryBlock]:
         pairs = [blocks[place : place + 2] for place in range(0, len(blocks), 2)]
         blocks = [(sum(n for n, _, _ in p), min(s for _, s, _ in p), max(q for _, _, q in p)) for p in pairs]
     return [HistoryBlock(steps=n, noise_multiplier=sigma, sampling_rate=q) for n, sigma, q in blocks]
+
+
+def _norms(tensors: Iterable[torch.Tensor | None]) -> list[str]:
+    with torch.no_grad():
+        norms = torch._foreach_norm([tensor.detach() for tensor in tensors if tensor is not None])
+    return [float(norm).hex() for norm in norms]
 
 
 def _grad_samples(parameter: torch.Tensor) -> list[torch.Tensor]:
