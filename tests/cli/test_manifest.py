@@ -246,6 +246,11 @@ INVALID_HISTORIES = {
     "shuffled without epochs": (
         HISTORY, ("--sampling", "shuffled", "--adjacency", "replace_one"), "steps_per_epoch: got None",
     ),
+    "epochs longer than the rate says": (
+        [[1.0, 0.1, 1000]],
+        ("--sampling", "shuffled", "--steps-per-epoch", "1000", "--adjacency", "replace_one"),
+        "steps_per_epoch: got 1000; accepted: at most 10",
+    ),
     "unknown sampling": (HISTORY, ("--sampling", "often"), "mechanism.sampling: got 'often'"),
 }  # fmt: skip
 

@@ -352,7 +352,7 @@ BAD: dict[str, Bad] = {
     ),
     "a parent declared at another step": Bad(
         lambda home: (undeclared_parent(home), edit_manifest(home / "b", "ancestry", to=child(2))),
-        MissingParent, B, "ancestry", ("a@2", "run a, step 4: the initial weights are its"),
+        MissingParent, B, "ancestry", ("a@2", "run a, step 4: the initial weights came from there"),
     ),
     "a parent whose weights are others": Bad(
         set_in("b", "ancestry", to=child(4)), MissingParent, B, "initial_weights", ("the weights of a@4",)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dpmerge.errors import NoGuarantee
+from dpmerge.errors import BadManifest, MissingParent, NoGuarantee
+from dpmerge.portfolio.caveats import caveats
+from dpmerge.portfolio.manifest import Manifest
 from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.privacy import GaussianProfile
 from dpmerge.privacy.combination import THEOREMS, LinearCombination, joint_release
@@ -296,3 +299,71 @@ def test_one_affine_map_is_vouched_for_by_all_or_by_nobody(tmp_path: Path) -> No
     assert portfolio.affine_voucher([a, b]) == "the makers of mean"
     assert portfolio.affine_voucher([a, c]) is None
     assert portfolio.affine_voucher([a, b, d]) is None
+
+
+def parsed(document: Document) -> Manifest:
+    return Manifest.parse(json.dumps(document))
+
+
+ONE_SHOTS = {
+    "a pair": {"kind": "approximate_dp", "points": [{"epsilon": 8, "delta": 1e-5}]},
+    "no privacy": {"kind": "non_private"},
+    "a release": {"kind": "gaussian_release", "sensitivity": 10, "standard_deviation": 1},
+}
+
+
+@pytest.mark.parametrize("name", ONE_SHOTS)
+def test_what_has_no_steps_has_no_free_checkpoint(name: str) -> None:
+    """Step 0 is what was there before the data was touched; a model that was trained is not that."""
+    saved = {"step": 0, "files": [{"name": "model.safetensors", "sha256": "0" * 64}]}
+    with pytest.raises(BadManifest, match=r"checkpoints\[0\]\.step: got 0; accepted: an integer ≥ 1"):
+        parsed(manifest(mechanism=ONE_SHOTS[name], checkpoints=[saved]))
+
+
+def test_a_start_that_nobody_knows_is_no_checkpoint() -> None:
+    saved = {"step": 0, "files": [{"name": "model.safetensors", "sha256": "0" * 64}]}
+    with pytest.raises(BadManifest, match=r"checkpoints\[0\]\.step"):
+        parsed(manifest(initial_weights=None, checkpoints=[saved]))
+
+
+def test_an_epoch_has_no_more_batches_than_the_data_gives() -> None:
+    """100 records in batches of 10 are ten steps; calling them 1000 would make 990 steps free."""
+    shuffled = DP_SGD | {"sampling": "shuffled", "steps_per_epoch": 1000, "expected_batch_size": 10}
+    with pytest.raises(BadManifest, match=r"mechanism\.steps_per_epoch: got 1000; accepted: at most 10"):
+        parsed(manifest(mechanism=shuffled))
+    assert parsed(manifest(mechanism=shuffled | {"steps_per_epoch": 10}))
+
+
+def test_a_bound_on_records_below_a_full_batch() -> None:
+    """Under add_remove the size is not written down, but what a full batch is divided by is."""
+    facts = {"kind": "softmax", "feature_bound": 1.0, "records": 30, "vouched_by": "me"}
+    document = add_remove(manifest(mechanism=DP_SGD | {"smoothness": facts}))
+    with pytest.raises(BadManifest, match="the expected size of a full batch"):
+        parsed(document)
+
+
+@pytest.mark.parametrize("setting", ["momentum", "nesterov", "dampening", "weight_decay"])
+def test_sgd_states_its_settings(setting: str) -> None:
+    """Nesterov momentum that nobody mentions would make last_step too cheap."""
+    optimizer = {name: value for name, value in DP_SGD["optimizer"].items() if name != setting}
+    with pytest.raises(BadManifest, match=rf"mechanism\.optimizer\.{setting}: got nothing"):
+        parsed(manifest(mechanism=DP_SGD | {"optimizer": optimizer}))
+
+
+def test_a_start_that_was_assumed_is_a_caveat(tmp_path: Path) -> None:
+    write_portfolio(tmp_path)
+    edit_manifest(tmp_path / "a", "ancestry", to={"start": "random", "assumed": True})
+    found = {caveat.where for caveat in caveats(Portfolio.load(tmp_path)) if caveat.name == "start_assumed"}
+    assert found == {"a"}
+
+
+def test_a_private_body_under_a_new_head_is_found_by_its_tensors(tmp_path: Path) -> None:
+    """Only part of the start is another run's: the digest of all of it says nothing."""
+    write_portfolio(tmp_path)
+    digests = Portfolio.load(tmp_path).saved("a@4").digests
+    assert digests is not None
+    edit_manifest(tmp_path / "b", "tensors", "initial", "weight", to=digests["weight"])
+    with pytest.raises(
+        MissingParent, match="ancestry: got random; accepted: private, run a, step 4: weight came from there"
+    ):
+        Portfolio.load(tmp_path)

@@ -298,7 +298,7 @@ def test_a_run_that_goes_on_without_saying_so_is_found_out(tmp_path: Path) -> No
     second.plain.load_state_dict(first.plain.state_dict())
     with recorded(second, tmp_path / "b", run="b"):
         second.train(2)
-    with pytest.raises(InvalidInput, match="private, run a, step 2: the initial weights are its"):
+    with pytest.raises(InvalidInput, match="private, run a, step 2: the initial weights came from there"):
         Portfolio.load(tmp_path)
 
 

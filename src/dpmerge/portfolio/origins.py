@@ -140,7 +140,7 @@ def _copied(checkpoint: SavedCheckpoint, origin: SavedCheckpoint, mark: _Mark) -
 def _undeclared(run: RecordedRun, origin: SavedCheckpoint, what: str) -> MissingParent:
     ancestry = run.manifest.ancestry
     said = ancestry.start if ancestry.run is None else f"{ancestry.run}@{ancestry.step}"
-    accepted = f"private, run {origin.run}, step {origin.step}: {what} are its"
+    accepted = f"private, run {origin.run}, step {origin.step}: {what} came from there"
     return MissingParent(run.file, "ancestry", ancestry.start, accepted, found=said)
 
 
