@@ -133,7 +133,11 @@ def _overheads() -> Table:
 def _turn(loops: tuple[Iterator[float], ...]) -> list[float]:
     """Seconds a step of each loop: the median of steps taken in turns."""
     gc.collect()
-    return [float(median) for median in np.median([[next(steps) for steps in loops] for _ in range(STEPS)], axis=0)]
+    taken = []
+    for step in range(STEPS):
+        order = range(len(loops)) if step % 2 else reversed(range(len(loops)))  # who goes first finds a colder cache
+        taken.append({place: next(loops[place]) for place in order})
+    return [float(np.median([turn[place] for turn in taken])) for place in range(len(loops))]
 
 
 def _alone(make: Callable[[], nn.Module], shape: tuple[int, ...], mode: str) -> float:

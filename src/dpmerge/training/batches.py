@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from types import TracebackType
 from typing import Any
 
@@ -63,7 +64,7 @@ class Batches:
         self._hands: _Pass | None = None  # the pass from which a batch was handed out last
         self._rows = 0
 
-    @property
+    @cached_property
     def sampling_rate(self) -> float:
         """The probability with which a record is in a batch: Poisson's, as torch's random numbers make it, or 1."""
         if self.sampling is not Sampling.POISSON:

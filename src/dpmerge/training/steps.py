@@ -26,6 +26,8 @@ KNOWN_GHOSTS = (GradSampleModuleFastGradientClipping, GradSampleHooksFastGradien
 KNOWN_OPTIMIZERS = (DPOptimizer, DPPerLayerOptimizer, DPOptimizerFastGradientClipping)
 
 _SETTINGS = ("momentum", "nesterov", "dampening", "weight_decay")
+FIRST_STEPS, LOOK_EVERY = 16, 8
+"""Weights are compared before each of the first steps, every so often after, and before each checkpoint."""
 MOST_BLOCKS = 20_000
 """More would not fit into a manifest."""
 
@@ -67,10 +69,11 @@ class StepReader:
         ]
         self._settings = _settings(optimizer)
         self._divisor = self.divisor
-        self._norms = self._weight_norms()
+        self._steps = 0
+        self._note_weights()
         self._clip_norms: set[float] = set()
         self._ghost_rows: list[int] = []
-        self._gradient_norms: list[str] = []
+        self._gradient_norms = ""
         self.uniform = True
         self.require_no_batch_statistics()
 
@@ -126,13 +129,23 @@ class StepReader:
 
     def moved(self, step: Step) -> Step:
         """The optimizer has moved the weights; the step with the rate that did it."""
-        self._norms = self._weight_norms()
-        # Somebody may have changed the settings after the noise was added.
+        self._note_weights()
+        self._steps += 1
+        # Settings may have changed since the last step, or by a hook after the noise was added.
         self.uniform &= self._rate() == step.learning_rate and _settings(self._optimizer) == self._settings
         return replace(step, learning_rate=max(self._rate(), step.learning_rate))
 
-    def require_still(self) -> None:
+    def _note_weights(self) -> None:
+        self._norms, self._versions = self._weight_norms(), self._weight_versions()
+
+    def _weight_versions(self) -> list[int]:
+        """torch's own count of changes, which does not see those made through `.data`."""
+        return [parameter._version for parameter in self._optimizer.params]
+
+    def require_still(self, *, thoroughly: bool = True) -> None:
         """Refuse weights that are not those the private optimizer left (swapped out and back again is fine)."""
+        if not thoroughly and self._steps % LOOK_EVERY and self._versions == self._weight_versions():
+            return
         if self._norms != self._weight_norms():
             raise CannotRecord(
                 "model: trained weights were changed by something else than the private optimizer; nobody can say what "
@@ -150,14 +163,14 @@ class StepReader:
     def _rate(self) -> float:
         return max(float(group["lr"]) for group in self._optimizer.param_groups) / self.divisor
 
-    def _weight_norms(self) -> list[str]:
+    def _weight_norms(self) -> str:
         """By what a change of the weights is noticed, NaN included: cheap beside drawing noise for each of them."""
         return _norms(self._optimizer.params)
 
     def read(self, sampling_rate: float) -> Step:
         """The step that is about to move the weights."""
         optimizer, clip_norm = self._optimizer, self.clip_norm
-        self.require_still()
+        self.require_still(thoroughly=self._steps < FIRST_STEPS)
         if self.divisor != self._divisor:
             raise CannotRecord("optimizer.expected_batch_size: changed in the course of the run; it must be a constant")
         if self._clip_norms - {clip_norm}:
@@ -186,8 +199,8 @@ class StepReader:
         noise = float(optimizer.noise_multiplier) * scaled_for
         multiplier = float(optimizer.noise_multiplier) if scaled_for == clip_norm else noise / clip_norm
         rates = {float(group["lr"]) for group in optimizer.param_groups}
-        self.uniform &= len(rates) == 1 and _settings(optimizer) == self._settings
-        return Step(multiplier, clip_norm, self._rate(), sampling_rate)
+        self.uniform &= len(rates) == 1
+        return Step(multiplier, clip_norm, max(rates) / self._divisor, sampling_rate)
 
     def require_no_batch_statistics(self) -> None:
         """Batch normalisation mixes the records of a batch and keeps their statistics without noise."""
@@ -247,10 +260,12 @@ def coarse_history(steps: Sequence[Step]) -> list[HistoryBlock]:
     return [HistoryBlock(steps=n, noise_multiplier=sigma, sampling_rate=q) for n, sigma, q in blocks]
 
 
-def _norms(tensors: Iterable[torch.Tensor | None]) -> list[str]:
+def _norms(tensors: Iterable[torch.Tensor | None]) -> str:
+    """In words, so that NaN is the same as NaN."""
     with torch.no_grad():
-        norms = torch._foreach_norm([tensor.detach() for tensor in tensors if tensor is not None])
-    return [float(norm).hex() for norm in norms]
+        norms = torch._foreach_norm([tensor for tensor in tensors if tensor is not None])
+    same = all(norm.dtype == norms[0].dtype and norm.device == norms[0].device for norm in norms)
+    return repr(torch.stack(norms).tolist() if same else [float(norm) for norm in norms])
 
 
 def _grad_samples(parameter: torch.Tensor) -> list[torch.Tensor]:
