@@ -367,3 +367,16 @@ def test_a_private_body_under_a_new_head_is_found_by_its_tensors(tmp_path: Path)
         MissingParent, match="ancestry: got random; accepted: private, run a, step 4: weight came from there"
     ):
         Portfolio.load(tmp_path)
+
+
+@pytest.mark.parametrize("size", [10**18 + 1, 10**400])
+def test_sizes_beyond_all_data(size: int) -> None:
+    """A number that no float can hold is refused by name."""
+    facts = {"kind": "softmax", "feature_bound": 1.0, "records": 30, "vouched_by": "me"}
+    with pytest.raises(BadManifest, match=r"dataset\.size: got 10+1?…?.*; accepted: an integer from 1 to 10¹⁸"):
+        parsed(manifest(dataset={"id": "patients-2026", "size": size}, mechanism=DP_SGD | {"smoothness": facts}))
+
+
+def test_a_batch_size_near_zero_makes_epochs_long() -> None:
+    shuffled = DP_SGD | {"sampling": "shuffled", "steps_per_epoch": 4, "expected_batch_size": 5e-324}
+    assert parsed(manifest(mechanism=shuffled)).run == "a"

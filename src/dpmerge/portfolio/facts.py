@@ -80,8 +80,8 @@ class SmoothnessFacts(Strict):
         default=None, description="a finite number > 0: the largest norm of a feature vector, bias included"
     )
     beta: NonNegative | None = Field(default=None, description="a finite number ≥ 0 (required for declared)")
-    records: Annotated[int, Field(ge=1)] | None = Field(
-        default=None, description="an integer ≥ 1: a public bound on the number of records"
+    records: Annotated[int, Field(ge=1, le=10**18)] | None = Field(
+        default=None, description="an integer from 1 to 10¹⁸: a public bound on the number of records"
     )
     vouched_by: Text = Field(description="text: who says so")
 

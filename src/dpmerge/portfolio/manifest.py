@@ -39,8 +39,8 @@ class Dataset(Strict):
     """Which private data; a name its owner chose, never anything computed from the data."""
 
     id: Text = Field(description="an opaque name chosen by the data's owner; never a digest of the data")
-    size: Annotated[int, Field(ge=1)] | None = Field(
-        default=None, description="an integer ≥ 1, under replace_one only (under add_remove it is private)"
+    size: Annotated[int, Field(ge=1, le=10**18)] | None = Field(
+        default=None, description="an integer from 1 to 10¹⁸, under replace_one only (under add_remove it is private)"
     )
 
     @model_validator(mode="after")
@@ -314,9 +314,9 @@ def _require_whole_epochs(manifest: Manifest) -> None:
     """An epoch has as many steps as batches fit into the data, at most."""
     facts, size = manifest.mechanism, manifest.dataset.size
     if isinstance(facts, DpSgdFacts) and facts.steps_per_epoch and facts.expected_batch_size and size:
-        most = math.ceil(size / facts.expected_batch_size)
-        if facts.steps_per_epoch > most:
-            accepted = f"at most {most}: {size} records in batches of {facts.expected_batch_size:g}"
+        batches = size / facts.expected_batch_size
+        if facts.steps_per_epoch >= batches + 1:
+            accepted = f"at most {math.ceil(batches)}: {size} records in batches of {facts.expected_batch_size:g}"
             raise InvalidInput("mechanism.steps_per_epoch", facts.steps_per_epoch, accepted)
 
 

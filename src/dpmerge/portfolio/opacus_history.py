@@ -57,9 +57,9 @@ def history_facts(
     poisson = sampling in ("poisson", "unknown")
     if sampling == "shuffled" and steps_per_epoch is not None:
         # Opacus' rate is one over the number of batches in an epoch.
-        most = min(math.ceil(1 / rate) for _, rate, _ in history)
-        if steps_per_epoch > most:
-            accepted = f"at most {most}, by the history's sampling rate"
+        batches = min(1 / rate for _, rate, _ in history)
+        if steps_per_epoch >= batches + 1:
+            accepted = f"at most {math.ceil(batches)}, by the history's sampling rate"
             raise InvalidInput("steps_per_epoch", steps_per_epoch, accepted)
     if sampling == "full_batch" and (sampled := [rate for _, rate, _ in history if rate < 1]):
         raise InvalidInput(
