@@ -160,7 +160,7 @@ class Recorder:
             self.checkpoint()
 
     def _write(self) -> None:
-        """Replace the manifest by one that covers what was saved; steps after the last checkpoint left no trace."""
+        """Replace the manifest by one that covers what was saved, up to the last checkpoint and no further."""
         self.manifest(upto=self._saved[-1].step).write(self.folder / MANIFEST_NAME)
 
     def watch(self, loss: LossWatch | None, gradients: GhostGradients | None) -> None:
