@@ -14,7 +14,7 @@ help:  ## list the targets
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[torch]" --group dev
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[report,torch]" --group dev
 	touch $@
 
 demo: $(INSTALLED)  ## look into a shipped portfolio: what its models cost, and what can be merged with what

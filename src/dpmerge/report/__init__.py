@@ -1,0 +1,1 @@
+"""Analyses drawn: one self-contained page, pictures, tables, plain text."""
