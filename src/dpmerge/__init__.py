@@ -9,6 +9,7 @@ from dpmerge.errors import (
     DeltaOutOfReach,
     DigestMismatch,
     DpmergeError,
+    EvaluationFailed,
     InvalidInput,
     MissingParent,
     MixedPortfolio,
@@ -18,11 +19,15 @@ from dpmerge.errors import (
     PickleRefused,
     PortfolioError,
     PrivateMetric,
+    TargetOutOfReach,
     TensorMismatch,
     UnsafePath,
 )
 
 if TYPE_CHECKING:
+    from dpmerge.planning.plan import Plan
+    from dpmerge.planning.planner import plan
+    from dpmerge.planning.target import Guarantee
     from dpmerge.portfolio import Portfolio
 
 __all__ = [
@@ -32,6 +37,8 @@ __all__ = [
     "DeltaOutOfReach",
     "DigestMismatch",
     "DpmergeError",
+    "EvaluationFailed",
+    "Guarantee",
     "InvalidInput",
     "MissingParent",
     "MixedPortfolio",
@@ -39,12 +46,15 @@ __all__ = [
     "NotCombinable",
     "NotIndependent",
     "PickleRefused",
+    "Plan",
     "Portfolio",
     "PortfolioError",
     "PrivateMetric",
+    "TargetOutOfReach",
     "TensorMismatch",
     "UnsafePath",
     "__version__",
+    "plan",
 ]
 
 __version__ = "0.1.0"
@@ -54,10 +64,18 @@ def __dir__() -> list[str]:
     return __all__
 
 
+_HOMES = {
+    "Guarantee": "dpmerge.planning.target",
+    "Plan": "dpmerge.planning.plan",
+    "Portfolio": "dpmerge.portfolio",
+    "plan": "dpmerge.planning.planner",
+}
+
+
 def __getattr__(name: str) -> Any:
     """Names with mathematics behind them load when they are first asked for, so that `dpmerge --help` is instant."""
-    if name == "Portfolio":
-        from dpmerge.portfolio import Portfolio
+    if name in _HOMES:
+        from importlib import import_module
 
-        return Portfolio
+        return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

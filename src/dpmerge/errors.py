@@ -15,7 +15,9 @@
     │       ├── NotCombinable      runs that can be selected from but not averaged
     │       └── PrivateMetric      a metric that must not be used for planning
     ├── NoGuarantee            a fair question to which no theorem gives a finite answer
-    │   └── DeltaOutOfReach        δ is below what floating-point accounting can promise
+    │   ├── DeltaOutOfReach        δ is below what floating-point accounting can promise
+    │   └── TargetOutOfReach       no release of this portfolio meets the target (the command line exits with 1)
+    ├── EvaluationFailed       an evaluator that gave no finite number for a merge: which merge, what happened
     └── CannotRecord           a training loop whose privacy cannot be recorded truthfully
 
 A message is one line. It names the field, the value found there and what would be accepted instead.
@@ -23,6 +25,7 @@ A message is one line. It names the field, the value found there and what would 
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -118,6 +121,20 @@ class CannotRecord(DpmergeError):
     """A training loop whose privacy cannot be recorded truthfully; raised before the step it concerns is taken."""
 
 
+class EvaluationFailed(DpmergeError):
+    """An evaluator raised, or returned something that is no finite number."""
+
+    def __init__(self, recipe: str, found: str, accepted: str = "a finite number") -> None:
+        self.recipe = recipe
+        self.found = found
+        self.accepted = accepted
+        shown = _shortened(" ".join(found.split()))
+        super().__init__(_line(f"evaluation of {_shortened(recipe)}: got {shown}; accepted: {accepted}"))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.recipe, self.found, self.accepted)
+
+
 class NoGuarantee(DpmergeError):
     """No proof covers what was asked, so there is no number."""
 
@@ -132,6 +149,23 @@ class DeltaOutOfReach(NoGuarantee):
             f"delta: got {delta:g}; accepted: at least {floor:.3g} where subsampled steps are composed "
             "numerically (below that, rounding errors could make the result too small)"
         )
+
+
+class TargetOutOfReach(NoGuarantee):
+    """No plan meets the target; `smallest` is the least ε that some candidate reaches, and `candidate` which."""
+
+    def __init__(self, epsilon: float, delta: float, smallest: float, candidate: str, hint: str = "") -> None:
+        self.epsilon, self.delta, self.smallest, self.candidate, self.hint = epsilon, delta, smallest, candidate, hint
+        least = math.nextafter(float(f"{smallest:.6g}") * (1 + 1e-5), math.inf) if math.isfinite(smallest) else smallest
+        super().__init__(
+            _line(
+                f"epsilon: got {epsilon:g} at delta {delta:g}; accepted: at least {least:.6g}, which "
+                f"{_shortened(candidate)} reaches{'; ' + hint if hint else ''}"
+            )
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.epsilon, self.delta, self.smallest, self.candidate, self.hint)
 
 
 def _shown(value: object) -> str:

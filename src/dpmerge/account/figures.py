@@ -66,7 +66,7 @@ class Account:
             }
             result["auto"] = {
                 "theorem": self.best[0].theorem if self.best else None,
-                "epsilon": _json_number(self.best[1]) if self.best else None,
+                "epsilon": json_number(self.best[1]) if self.best else None,
             }
         return result
 
@@ -128,11 +128,11 @@ def _figures(profile: PrivacyProfile | NoGuarantee | None, delta: float, orders:
 
 def _numbers(figures: Figures) -> dict[str, float | str | None]:
     return {
-        name: _json_number(getattr(figures, name))
+        name: json_number(getattr(figures, name))
         for name in ("mu", "epsilon", "epsilon_rdp_classic", "epsilon_rdp_improved")
     }
 
 
-def _json_number(value: float | None) -> float | str | None:
+def json_number(value: float | None) -> float | str | None:
     """JSON has no infinity: the string "inf" stands for it."""
     return "inf" if value is not None and np.isinf(value) else value

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dpmerge.errors import DpmergeError
+from dpmerge.errors import DeltaOutOfReach, DpmergeError, NoGuarantee
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,12 +28,13 @@ def tolerate_narrow_encodings() -> None:
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Say what was wrong in one line on standard error, and exit with 2."""
+    """Say what was wrong in one line on standard error; exit with 1 if there is no such guarantee, else with 2."""
     try:
         yield
     except DpmergeError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        raise typer.Exit(2) from None
+        no_such_guarantee = isinstance(error, NoGuarantee) and not isinstance(error, DeltaOutOfReach)
+        raise typer.Exit(1 if no_such_guarantee else 2) from None
 
 
 def print_json(document: Any) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+import numpy.typing as npt
 
 from dpmerge.documents import strict_json
 from dpmerge.errors import BadCheckpoint, InvalidInput, PickleRefused, PortfolioError
@@ -39,6 +40,11 @@ _EXPONENTS: dict[str, tuple[str, int]] = {
     "BF16": ("<u2", 0x7F80),
 }
 """For each float: the integer of its width and the exponent bits, all set in NaN and infinity and in nothing else."""
+
+_STORED_AS = {
+    "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1",
+    "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "u1", "BOOL": "?",
+}  # fmt: skip
 
 _PIECE = 2**22
 _PICKLE_MARKS = (b"PK\x03\x04", b"PK\x05\x06", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
@@ -189,6 +195,24 @@ def finite(dtype: str, content: bytes | memoryview) -> bool:
     width, exponent = _EXPONENTS[dtype]
     bits = np.frombuffer(content, dtype=width)
     return not bool(np.any((bits & exponent) == exponent))
+
+
+def read_tensor(path: Path, slot: Slot) -> npt.NDArray[Any]:
+    """One tensor's values, in an array of its own; bfloat16, which numpy lacks, as the float32 of the same value."""
+    count = math.prod(slot.shape)
+    try:
+        values = np.fromfile(path, dtype=_STORED_AS[slot.dtype], count=count, offset=slot.start)
+    except OSError as error:
+        found = f"an error: {error.strerror or error}"
+        raise BadCheckpoint(path, "file", path, "a readable safetensors file", found=found) from None
+    if len(values) != count:
+        raise _changed(path)
+    if slot.dtype == "BF16":
+        # The upper half of a float32 is a bfloat16.
+        values = (values.astype(np.uint32) << 16).view(np.float32)
+    if slot.dtype == "BOOL" and np.any(values.view(np.uint8) > 1):
+        raise BadCheckpoint(path, slot.name, None, "booleans stored as 0 or 1", found="another byte")
+    return values.reshape(slot.shape)
 
 
 def _exactly(path: Path, file: BinaryIO, count: int) -> bytes:

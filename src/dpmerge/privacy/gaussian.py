@@ -46,7 +46,7 @@ class GaussianProfile(PrivacyProfile):
 
     def deltas(self, epsilon: npt.ArrayLike) -> tuple[Array, Array]:
         """Both directions alike, rounded up by the evaluation error."""
-        delta = np.minimum(1.0, gaussian_delta(self.mu, epsilon) * (1 + _evaluation_error(self.mu)))
+        delta = safe_gaussian_delta(self.mu, epsilon)
         return delta, delta
 
     def epsilon(self, delta: float) -> float:
@@ -72,6 +72,11 @@ def gaussian_delta(mu: npt.ArrayLike, epsilon: npt.ArrayLike) -> Array:
     delta = np.where(mu == 0, 0.0, np.where(np.isinf(mu) & np.isfinite(size), 1.0, delta))
     delta = np.where(np.isposinf(size) & np.isfinite(mu), 0.0, delta)
     return np.where(epsilon < 0, reflected(size, delta), delta)
+
+
+def safe_gaussian_delta(mu: npt.ArrayLike, epsilon: npt.ArrayLike) -> Array:
+    """δ_μ(ε) rounded up by the evaluation error, so that what it promises holds."""
+    return np.minimum(1.0, gaussian_delta(mu, epsilon) * (1 + _evaluation_error(mu)))
 
 
 def gaussian_epsilon(mu: npt.ArrayLike, delta: npt.ArrayLike) -> Array:

@@ -168,7 +168,19 @@ def _log_slope(rise: float, time: float) -> float:
 def linear_chain_mus(chains: Sequence[Chain], weights: npt.ArrayLike, release_noise: npt.ArrayLike) -> Array:
     """μ = Σ λA / √(Σ λ²B² + τ²), the exact value for linear losses; elsewhere *not* a bound but a lower one."""
     rows, tau = _broadcast(weights, release_noise, len(chains))
-    # Only ratios count: everything is measured in units of the largest growth, so that no product overflows.
+    reach, variance, unit = _linear_totals(chains)
+    return ratio(rows @ reach, np.sqrt(rows**2 @ variance + (tau / unit) ** 2))
+
+
+def linear_chain_noises(chains: Sequence[Chain], weights: npt.ArrayLike, mus: Array) -> Array:
+    """The release noise with which linear losses cost μ: no more than the theorem itself needs; 0 if they cost less."""
+    rows, _ = _broadcast(weights, 0.0, len(chains))
+    reach, variance, unit = _linear_totals(chains)
+    return np.asarray(unit * np.sqrt(np.maximum((rows @ reach / mus) ** 2 - rows**2 @ variance, 0.0)))
+
+
+def _linear_totals(chains: Sequence[Chain]) -> tuple[Array, Array, float]:
+    """A_i and B_i² of each run, in units of the largest growth (which is returned), so that no product overflows."""
     logarithms = []
     for chain in chains:
         with np.errstate(divide="ignore"):
@@ -178,7 +190,8 @@ def linear_chain_mus(chains: Sequence[Chain], weights: npt.ArrayLike, release_no
     growths = [np.exp(each - unit) for each in logarithms]
     reach = np.array([growth @ chain.shift for growth, chain in zip(growths, chains, strict=True)])
     variance = np.array([growth**2 @ chain.noise**2 for growth, chain in zip(growths, chains, strict=True)])
-    return ratio(rows @ reach, np.sqrt(rows**2 @ variance + (tau * np.exp(-unit)) ** 2))
+    with np.errstate(over="ignore"):
+        return reach, variance, float(np.exp(unit))
 
 
 def chain_mus(chains: Sequence[Chain], weights: npt.ArrayLike, release_noise: npt.ArrayLike = 0.0) -> Array:

@@ -87,11 +87,15 @@ class RenyiProfile(PrivacyProfile):
 
 def renyi_epsilon(orders: Array, values: Array, delta: float, conversion: Conversion) -> Array:
     """min over orders of the converted ε, clamped at zero; `values` may have leading axes (many curves)."""
-    if conversion == "classic":
-        penalty = -np.log(delta) / (orders - 1)
-    else:
-        penalty = np.log1p(-1 / orders) - (np.log(delta) + np.log(orders)) / (orders - 1)
+    penalty = renyi_penalty(orders, delta, conversion)
     converted = values + penalty
     # Rounded up by the error of the sum, so that converting back does not exceed δ.
     rounded = converted + 4e-15 * (values + np.abs(penalty))
     return np.where(converted.min(axis=-1) <= 0, 0.0, rounded.min(axis=-1))
+
+
+def renyi_penalty(orders: Array, delta: float, conversion: Conversion) -> Array:
+    """What a conversion adds to RDP(α) at each order to make it an ε at δ."""
+    if conversion == "classic":
+        return np.asarray(-np.log(delta) / (orders - 1))
+    return np.asarray(np.log1p(-1 / orders) - (np.log(delta) + np.log(orders)) / (orders - 1))

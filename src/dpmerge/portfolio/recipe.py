@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dpmerge.errors import InvalidInput
 from dpmerge.privacy import domain
+
+_NUMBERED = re.compile(r"(.*?)(\d+)@(\d+)")
 
 
 @dataclass(frozen=True)
@@ -72,10 +75,46 @@ class Recipe:
         if len(self.parts) == 1:
             words = self.parts[0][0]
         elif len(set(self.weights)) == 1:
-            words = f"average of {', '.join(self.names)}"
+            words = f"average of {', '.join(shortened(self.names))}"
         else:
-            words = " + ".join(f"{weight:.4g} × {name}" for name, weight in self.parts)
+            words = " + ".join(f"{weight} × {name}" for weight, name in self._grouped())
         return f"{words} + noise of {self.release_noise:.4g}" if self.release_noise else words
+
+    def _grouped(self) -> list[tuple[str, str]]:
+        """Checkpoints of equal weight are named together."""
+        same: dict[str, list[str]] = {}
+        for name, weight in self.parts:
+            same.setdefault(f"{weight:.4g}", []).append(name)
+        together = {weight: " + ".join(shortened(names)) for weight, names in same.items()}
+        return [(weight, words if len(same[weight]) == 1 else f"({words})") for weight, words in together.items()]
 
     def __repr__(self) -> str:
         return f"Recipe({self})"
+
+
+def shortened(names: Sequence[str]) -> list[str]:
+    """Checkpoints whose runs are numbered through are named by the first and the last of them.
+
+    >>> shortened(["a@5", "run-1@20", "run-2@20", "run-3@20", "run-5@20"])
+    ['a@5', 'run-1…3@20', 'run-5@20']
+    """
+    words: list[str] = []
+    stretch: list[tuple[str, int, str]] = []
+    for name in [*names, ""]:
+        found = _NUMBERED.fullmatch(name)
+        numbered = (found[1], int(found[2]), found[3]) if found and found[2] == str(int(found[2])) else None
+        if stretch and numbered != (stretch[-1][0], stretch[-1][1] + 1, stretch[-1][2]):
+            words += _stretched(stretch)
+            stretch = []
+        if numbered is not None:
+            stretch.append(numbered)
+        elif name:
+            words.append(name)
+    return words
+
+
+def _stretched(stretch: Sequence[tuple[str, int, str]]) -> list[str]:
+    stem, first, step = stretch[0]
+    if len(stretch) < 3:
+        return [f"{stem}{number}@{step}" for _, number, _ in stretch]
+    return [f"{stem}{first}…{stretch[-1][1]}@{step}"]

@@ -1,0 +1,143 @@
+"""The model of a recipe, in memory, to be looked at and not to be released: Σ λ_i θ_i, and what release noise does.
+
+Guarantees: float tensors are summed in float32 (float64 for F64) in the recipe's order and rounded to the stored dtype;
+a recipe's simulated noise depends on its digest alone. That noise is known to anybody: a release draws its own.
+Refuses: integer and boolean tensors that differ between the models, tensors of different names, shapes or dtypes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dpmerge.errors import InvalidInput
+from dpmerge.portfolio.portfolio import Portfolio
+from dpmerge.portfolio.recipe import Recipe
+from dpmerge.portfolio.tensors import Slot, read_tensor
+
+Tensor = npt.NDArray[Any]
+Tensors = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class StoredModel:
+    """A checkpoint as a worker in another process needs it: where its tensors are, not what is in them."""
+
+    name: str
+    tensors: Mapping[str, tuple[Path, Slot]]
+    frozen: Mapping[str, str | None]  # tensors the run did not train, with their digests where contents were read
+    digest: str  # of the weights (of the files, where the weights' is unknown) and of which tensors are frozen
+
+    @classmethod
+    def of(cls, portfolio: Portfolio, name: str) -> StoredModel:
+        """The checkpoint written as run@step."""
+        saved = portfolio.saved(name)
+        facts = portfolio.run(saved.run).manifest.tensors
+        frozen = {tensor: (saved.digests or {}).get(tensor) for tensor in sorted(facts.frozen if facts else ())}
+        content = json.dumps([saved.weights or list(saved.file_digests), list(frozen)], separators=(",", ":"))
+        return cls(name, saved.tensors, frozen, hashlib.sha256(content.encode()).hexdigest())
+
+    def read(self, tensor: str) -> Tensor:
+        path, slot = self.tensors[tensor]
+        return read_tensor(path, slot)
+
+
+class ModelsOnDisk(Mapping[str, Tensors]):
+    """Models by name, each read when it is asked for: no more of them are in memory than somebody holds on to."""
+
+    def __init__(self, models: Iterable[StoredModel]) -> None:
+        self._models = {model.name: model for model in models}
+
+    def __getitem__(self, name: str) -> Tensors:
+        model = self._models[name]
+        return {tensor: model.read(tensor) for tensor in model.tensors}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._models)
+
+    def __len__(self) -> int:
+        return len(self._models)
+
+
+def frozen_in_all(models: Iterable[StoredModel]) -> frozenset[str]:
+    """The tensors that no run trained; a run whose manifest does not say trained all of its tensors."""
+    return frozenset.intersection(*(frozenset(model.frozen) for model in models))
+
+
+def same_frozen(models: Sequence[StoredModel]) -> bool:
+    """Whether all keep the same tensors frozen, at values known to be the same: then any mixture keeps them too."""
+    known = None not in models[0].frozen.values()
+    return known and all(model.frozen == models[0].frozen for model in models)
+
+
+@dataclass(frozen=True, eq=False)
+class Combined:
+    """One tensor of a merge before it is rounded to the dtype in which it is stored."""
+
+    value: Tensor
+    dtype: np.dtype[Any]
+    takes_noise: bool
+
+    def rounded(self, noise: Tensor | None = None) -> Tensor:
+        with np.errstate(over="ignore"):  # what overflows a float16 is infinite, for the evaluator to judge
+            return np.asarray(self.value if noise is None else self.value + noise).astype(self.dtype)
+
+
+def combined(
+    recipe: Recipe, tensors: Collection[str], frozen: Collection[str], read: Callable[[str, str], Tensor]
+) -> dict[str, Combined]:
+    """The tensors of Σ λ_i θ_i, where `read(checkpoint, tensor)` gives those of the models, one at a time."""
+    return {tensor: _combined(recipe, tensor, tensor in frozen, read) for tensor in sorted(tensors)}
+
+
+def _combined(recipe: Recipe, tensor: str, frozen: bool, read: Callable[[str, str], Tensor]) -> Combined:
+    (first, weight), *others = recipe.parts
+    value = read(first, tensor)
+    dtype, floats = value.dtype, value.dtype.kind == "f"
+    if frozen:
+        return Combined(value, dtype, False)
+    if floats:
+        value = _times(weight, value.astype(np.float64 if dtype.itemsize == 8 else np.float32))
+    for name, weight in others:
+        other = read(name, tensor)
+        if (other.shape, other.dtype) != (value.shape, dtype):
+            found = f"{_kind(other)} in {name}"
+            raise InvalidInput(f"tensor {tensor}", None, f"{list(value.shape)} of {dtype}, as in {first}", found=found)
+        if floats:
+            value += _times(weight, other.astype(value.dtype, copy=False))
+        elif not np.array_equal(value, other):
+            accepted = f"integers and booleans that are the same in all models, as in {first}"
+            raise InvalidInput(f"tensor {tensor}", None, accepted, found=f"other values in {name}")
+    return Combined(value, dtype, floats)
+
+
+def _times(weight: float, value: Tensor) -> Tensor:
+    return np.asarray(np.multiply(value, weight, dtype=value.dtype))
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{list(tensor.shape)} of {tensor.dtype}"
+
+
+def simulated(recipe: Recipe, tensors: Mapping[str, Combined], draws: int) -> Iterator[dict[str, Tensor]]:
+    """The merged model; where the recipe has release noise, `draws` examples of it with noise on what was trained."""
+    if not recipe.release_noise:
+        yield {name: tensor.rounded() for name, tensor in tensors.items()}
+        return
+    random = np.random.default_rng(int(recipe.digest, 16))
+    for _ in range(draws):
+        yield {name: tensor.rounded(_noise(recipe, tensor, random)) for name, tensor in tensors.items()}
+
+
+def _noise(recipe: Recipe, tensor: Combined, random: np.random.Generator) -> Tensor | None:
+    if not tensor.takes_noise:
+        return None
+    precision = np.float64 if tensor.value.dtype.itemsize == 8 else np.float32
+    return np.asarray(recipe.release_noise * random.standard_normal(tensor.value.shape, dtype=precision))

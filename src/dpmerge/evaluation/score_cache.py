@@ -1,0 +1,136 @@
+"""Scores that were already paid for, in memory or in a file: JSON lines, appended as each result arrives.
+
+Guarantees: whatever was stored before an interrupt or a crash is found again; the file is its owner's alone (0600).
+A last line that a crash cut off is dropped. Not for release: it holds figures of models nobody has released.
+Refuses: files that are no score cache, which are left as they are, and files with a broken line before the last.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import stat
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from dpmerge.documents import strict_json
+from dpmerge.errors import InvalidInput
+from dpmerge.planning.analysis import BANNER
+from dpmerge.portfolio.recipe import Recipe
+
+SCHEMA = "dpmerge/scores/v1"
+_HEADER = (json.dumps({"schema": SCHEMA, "banner": BANNER}) + "\n").encode()
+_ACCEPTED = "a file of scores that dpmerge wrote, or the name of a new one"
+_FIELDS = {"key", "recipe", "score"}
+
+
+class ScoreCache:
+    """Scores by key; with a file, also those of earlier sessions. Close it, or use it as a context."""
+
+    def __init__(self, path: str | Path | None = None) -> None:
+        self._scores: dict[str, float] = {}
+        self._owners: list[object] = []
+        self._file: int | None = None
+        if path is not None:
+            self._open(Path(path))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._scores
+
+    def __getitem__(self, key: str) -> float:
+        return self._scores[key]
+
+    def __len__(self) -> int:
+        return len(self._scores)
+
+    def store(self, key: str, recipe: Recipe, score: float, *, durable: bool = True) -> None:
+        """Keep a score; in the file too, if there is one and the key means the same in another session."""
+        self._scores[key] = score
+        if durable and self._file is not None:
+            self._append((json.dumps({"key": key, "recipe": str(recipe), "score": score}) + "\n").encode())
+
+    def _append(self, line: bytes) -> None:
+        assert self._file is not None
+        try:
+            # One write for one line: an interrupt falls before or after it.
+            written, reason = os.write(self._file, line), "no more space"
+        except OSError as error:
+            written, reason = 0, str(error.strerror)
+        if written != len(line):
+            self.close()  # a line after half a line could not be read again
+            raise InvalidInput("cache", None, "a file that can be written", found=f"an error: {reason}")
+
+    def session_name(self, evaluator: object) -> str:
+        """A name for an object that has none of its own, good for as long as this cache is."""
+        if not any(owner is evaluator for owner in self._owners):
+            self._owners.append(evaluator)  # kept alive, so that no other object gets its id
+        name = getattr(evaluator, "__qualname__", type(evaluator).__qualname__)
+        return f"{getattr(evaluator, '__module__', '')}.{name} {id(evaluator)}"
+
+    def _open(self, path: Path) -> None:
+        try:
+            # Not blocking: opened for reading, a named pipe would wait for somebody to write.
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o600)
+        except (OSError, ValueError) as error:
+            found = f"an error: {getattr(error, 'strerror', None) or error}"
+            raise InvalidInput("cache", path, "a file that can be read and written", found=found) from None
+        try:
+            self._resume(path, file)
+        except BaseException:
+            os.close(file)
+            raise
+        self._file = file
+
+    def _resume(self, path: Path, file: int) -> None:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise InvalidInput("cache", path, _ACCEPTED, found=f"{path}, which is no ordinary file")
+        with os.fdopen(os.dup(file), "rb") as reader:
+            content = reader.read()
+        whole, end, torn = content.rpartition(b"\n")
+        lines = whole.split(b"\n") if end else []
+        if not lines and not _HEADER.startswith(torn):
+            raise InvalidInput("cache", path, _ACCEPTED, found=f"{path}, which is something else")
+        for number, line in enumerate(lines, start=1):
+            _read(path, number, line, self._scores)
+        os.fchmod(file, 0o600)
+        if torn:
+            os.ftruncate(file, len(whole) + len(end))
+        if not lines:
+            os.write(file, _HEADER)
+
+
+def _read(path: Path, number: int, line: bytes, scores: dict[str, float]) -> None:
+    try:
+        content: Any = strict_json(line, "line")
+    except InvalidInput as error:
+        raise _broken(path, number, str(error.found)) from None
+    if number == 1:
+        schema = content.get("schema") if isinstance(content, dict) else None
+        if schema != SCHEMA:
+            found = f"{path}, which is something else" if schema is None else f"{path} of the schema {schema!r}"
+            raise InvalidInput("cache", path, f"{_ACCEPTED}, of the schema {SCHEMA}", found=found)
+        return
+    if not isinstance(content, dict) or set(content) != _FIELDS:
+        raise _broken(path, number, "no object with key, recipe and score")
+    key, score = content["key"], content["score"]
+    if not isinstance(key, str) or not isinstance(score, float) or not math.isfinite(score):
+        raise _broken(path, number, f"the score {score!r} of {key!r}")
+    scores[key] = score
+
+
+def _broken(path: Path, number: int, found: str) -> InvalidInput:
+    field, accepted = f"{path}, line {number}", "one score; remove the line, or the file, to have it computed again"
+    return InvalidInput(field, None, accepted, found=found)

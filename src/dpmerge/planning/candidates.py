@@ -1,0 +1,121 @@
+"""Candidates: a recipe, what it exposes, and the theorem that says what it costs.
+
+Guarantees: a candidate's profile is the theorem's own word on exactly this recipe; `proved` is True only where every
+premise holds. Models that must not be averaged never are.
+Refuses: recipes no theorem asked covers, with the premises that fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from dpmerge.account.figures import json_number
+from dpmerge.errors import InvalidInput, NoGuarantee
+from dpmerge.planning.noise import noise_to_signal
+from dpmerge.portfolio.portfolio import Portfolio
+from dpmerge.portfolio.recipe import Recipe
+from dpmerge.privacy.combination import THEOREMS, Bound, LinearCombination, tightest
+from dpmerge.privacy.exposure import Exposure
+from dpmerge.privacy.profile import PrivacyProfile
+
+Theorem = Literal["auto", "joint_release", "last_step", "hidden_state", "merged_trajectory"]
+
+FINAL_THEOREMS = ("last_step", "hidden_state", "merged_trajectory", "merged_trajectory_prepended")
+"""They hold only if nothing else of the runs is ever released."""
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """Something that may be released: how it is made, and what its release costs."""
+
+    recipe: Recipe
+    bound: Bound
+    exposure: Exposure
+    noise_to_signal: float | None
+
+    @property
+    def profile(self) -> PrivacyProfile:
+        assert self.bound.profile is not None, "a candidate has a cost"
+        return self.bound.profile
+
+    @property
+    def theorem(self) -> str:
+        return self.bound.theorem
+
+    @property
+    def proved(self) -> bool:
+        return self.bound.certifies
+
+    @property
+    def is_final(self) -> bool:
+        """Whether its cost holds only as the last release of these runs."""
+        return self.theorem in FINAL_THEOREMS
+
+    def exposed(self) -> dict[str, int]:
+        """Run → the last step looked at."""
+        return {run.label: step for run, step in self.exposure.steps.items()}
+
+    def document(self, delta: float) -> dict[str, Any]:
+        return {
+            **self.recipe.document(),
+            "theorem": self.theorem,
+            "proved": self.proved,
+            "epsilon": json_number(self.profile.epsilon(delta)),
+            "mu": self.bound.mu,
+            "exposure": self.exposed(),
+            "noise_to_signal": self.noise_to_signal,
+        }
+
+
+def require_theorem(theorem: str) -> None:
+    if theorem not in get_args(Theorem):
+        raise InvalidInput("theorem", theorem, ", ".join(get_args(Theorem)))
+
+
+def candidate(portfolio: Portfolio, recipe: Recipe, *, delta: float, theorem: Theorem = "auto") -> Candidate:
+    """The recipe with its cost by a theorem, or by the tightest at δ whose premises hold.
+
+    Asked for by name, `merged_trajectory` gives its number whether or not it is proved here; `proved` tells.
+    """
+    require_theorem(theorem)
+    combination = linear_combination(portfolio, recipe)
+    if theorem == "auto":
+        bounds = [ask(combination) for ask in THEOREMS.values()]
+        best = tightest(bounds, delta)
+        bound = best[0] if best is not None else None
+    else:
+        bounds = [THEOREMS[theorem](combination)]
+        bound = bounds[0]
+        if bound.profile is None or not (bound.certifies or theorem == "merged_trajectory"):
+            bound = None
+    if bound is None:
+        raise NoGuarantee(f"{recipe}: {'; '.join(map(_shortcoming, bounds))}")
+    checkpoints = combination.checkpoints
+    ratio = noise_to_signal(checkpoints, combination.weights, recipe.release_noise)
+    return Candidate(recipe, bound, Exposure.of(checkpoints), ratio)
+
+
+def linear_combination(portfolio: Portfolio, recipe: Recipe) -> LinearCombination:
+    """The recipe as the mathematics sees it; refused if its models must not be averaged."""
+    runs = [portfolio.run(portfolio.saved(name).run) for name in recipe.names]
+    distinct = list(dict.fromkeys(runs))
+    portfolio.require_combinable(distinct)
+    return LinearCombination(
+        checkpoints=[run.at(portfolio.saved(name).step) for run, name in zip(runs, recipe.names, strict=True)],
+        weights=recipe.weights,
+        release_noise=recipe.release_noise,
+        shared_affine=portfolio.affine_voucher(distinct),
+    )
+
+
+def covered(portfolio: Portfolio, names: Sequence[str], theorem: Theorem) -> Bound:
+    """The theorem's word on the plain average of some checkpoints; its premises do not depend on the weights."""
+    recipe = Recipe.of({name: 1 / len(names) for name in names})
+    return THEOREMS[theorem](linear_combination(portfolio, recipe))
+
+
+def _shortcoming(bound: Bound) -> str:
+    missing = [premise.name.replace("_", " ") for premise in bound.premises if not premise.holds]
+    return f"{bound.theorem} needs {', '.join(missing) or 'a formula for these runs'}"

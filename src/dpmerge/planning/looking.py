@@ -1,0 +1,165 @@
+"""Choosing by looking: the best merge by a score on public data, and what having looked costs.
+
+Guarantees: a charged plan costs the joint release of its whole look set, fixed before any model is scored, however many
+merges are tried and whatever comes out (docs/theory.md: choosing leaks).
+Refuses: look sets that do not fit the target; theorems other than joint release, which are void once one looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from dpmerge.errors import InvalidInput
+from dpmerge.evaluation.evaluate import evaluate
+from dpmerge.evaluation.evaluators import Evaluator, identity_of
+from dpmerge.evaluation.progress import Progressed
+from dpmerge.evaluation.score_cache import ScoreCache
+from dpmerge.planning.analysis import Accounting
+from dpmerge.planning.candidates import Candidate, Theorem, linear_combination
+from dpmerge.planning.desk import Method, joint_epsilon, selected_profile
+from dpmerge.planning.look_set import LookSet, averageable, inside, look_set
+from dpmerge.planning.noise import noise_to_signal
+from dpmerge.planning.plan import Plan
+from dpmerge.planning.rungs import Rungs
+from dpmerge.planning.target import Guarantee
+from dpmerge.portfolio.recipe import Recipe
+from dpmerge.privacy import domain
+from dpmerge.privacy.combination import LinearCombination, joint_release
+from dpmerge.privacy.premises import Premise
+
+Tuning = Literal["charged", "uncharged"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublicEvaluation:
+    """Score merges on public data and take the best.
+
+    `look` names the checkpoints that may be looked at, run@step; without it the planner picks runs and prefixes within
+    the target by their noise alone. `evaluations` bounds how many merges are scored.
+    """
+
+    evaluator: Evaluator
+    tuning: Tuning = "charged"
+    look: Sequence[str] | None = None
+    evaluations: int = 500
+    executor: Executor | None = None
+    cache: ScoreCache | str | Path | None = None
+    progress: Progressed | None = None
+
+    def __post_init__(self) -> None:
+        if self.tuning not in get_args(Tuning):
+            raise InvalidInput("tuning", self.tuning, " or ".join(get_args(Tuning)))
+        domain.integer("evaluations", self.evaluations, least=1)
+        if self.look is not None and self.tuning == "uncharged":
+            raise InvalidInput("look", list(self.look), "no look set where looking is not charged")
+
+    def scores(self, rungs: Rungs, recipes: Sequence[Recipe]) -> list[float]:
+        return evaluate(
+            rungs.portfolio,
+            recipes,
+            self.evaluator,
+            executor=self.executor,
+            cache=self.cache,
+            progress=self.progress,
+        )
+
+
+def looked_plan(
+    rungs: Rungs,
+    target: Guarantee,
+    objective: PublicEvaluation,
+    method: Method,
+    theorem: Theorem,
+    accounting: Accounting,
+) -> Plan:
+    """The best of the merges inside the look set, at the look set's price."""
+    require_joint_release(theorem)
+    look = look_set(rungs, target, objective.look, accounting)
+    recipes = list(islice(inside(rungs, look, method, objective.evaluations), objective.evaluations))
+    scores = objective.scores(rungs, recipes)
+    tried = dict(zip(recipes, scores, strict=True))
+    if method != "select":
+        _climbed(rungs, look, objective, tried)
+    best = max(tried, key=lambda recipe: tried[recipe])
+    return priced_plan(
+        rungs, target, look, best, method, accounting,
+        chosen_by={
+            "kind": "public_evaluation",
+            "objective": "public_evaluation",
+            "rule": f"the best score of {len(tried)} merges on public data",
+            "look": {rung.run.id: rung.saved.step for rung in look.latest},
+            "evaluations": len(tried),
+            "evaluator": identity_of(objective.evaluator) or repr(objective.evaluator),
+            "score": tried[best],
+        },
+        premises=(Premise("evaluation_data_public", True, "whoever named the evaluator"), look.premise()),
+    )  # fmt: skip
+
+
+def require_joint_release(theorem: Theorem) -> None:
+    if theorem not in ("auto", "joint_release"):
+        raise InvalidInput("theorem", theorem, "joint_release: a choice made by looking voids all other theorems")
+
+
+def priced_plan(
+    rungs: Rungs,
+    target: Guarantee,
+    look: LookSet,
+    recipe: Recipe,
+    method: Method,
+    accounting: Accounting,
+    *,
+    chosen_by: dict[str, Any],
+    premises: tuple[Premise, ...],
+) -> Plan:
+    """One merge, charged for everything that was looked at to find it."""
+    seen = [rung.checkpoint for rung in look.latest]
+    bound = joint_release(LinearCombination(checkpoints=seen, weights=[1 / len(seen)] * len(seen)))
+    combination = linear_combination(rungs.portfolio, recipe)
+    ratio = noise_to_signal(combination.checkpoints, combination.weights, recipe.release_noise)
+    candidate = Candidate(recipe, bound, look.exposure, ratio)
+    profile = selected_profile([candidate], [1.0], accounting)
+    resolved = "select" if recipe.is_one_checkpoint else "combine"
+    return Plan(
+        portfolio=rungs.portfolio,
+        target=target,
+        guarantee=Guarantee(epsilon=profile.epsilon(target.delta), delta=target.delta),
+        method=resolved if method == "auto" else method,
+        accounting=accounting,
+        candidates=(candidate,),
+        probabilities=(1.0,),
+        profile=profile,
+        chosen_by=chosen_by,
+        further_premises=premises,
+        joint_epsilon=joint_epsilon(rungs.portfolio, target.delta),
+        left_out=rungs.left_out,
+    )
+
+
+def _climbed(rungs: Rungs, look: LookSet, objective: PublicEvaluation, tried: dict[Recipe, float]) -> None:
+    """Exchange weight between pairs of checkpoints around the best found, while evaluations are left."""
+    step = 0.1
+    while step > 0.01 and len(tried) < objective.evaluations:
+        best = max(tried, key=lambda recipe: tried[recipe])
+        left = objective.evaluations - len(tried)
+        around = [recipe for recipe in _neighbours(rungs, look, best, step) if recipe not in tried][:left]
+        tried |= zip(around, objective.scores(rungs, around), strict=True)
+        if max(tried, key=lambda recipe: tried[recipe]) is best:
+            step /= 2
+
+
+def _neighbours(rungs: Rungs, look: LookSet, recipe: Recipe, step: float) -> Iterator[Recipe]:
+    runs = {rungs[name].run for name in recipe.names}
+    groups = [g for g in averageable(rungs, look) if runs <= {rung.run for rung in g}]
+    names = [rung.name for rung in (groups[0] if groups else [])]
+    weights = dict.fromkeys(dict.fromkeys([*recipe.names, *names]), 0.0) | dict(recipe.parts)
+    for giver in recipe.names:
+        for taker in weights:
+            if taker != giver and weights[giver] > 0:
+                moved = min(step, weights[giver])
+                yield Recipe.of(weights | {giver: weights[giver] - moved, taker: weights[taker] + moved})

@@ -1,0 +1,129 @@
+"""What a plan is chosen by, when no model is looked at: the noise it is predicted to carry, the budget, a prior.
+
+Guarantees: scores depend on the records and on what the user states, never on a model; choosing by them costs nothing.
+Refuses: priors for checkpoints that are not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from dpmerge.errors import InvalidInput
+from dpmerge.planning.pool import Batch
+from dpmerge.planning.rungs import Rungs
+from dpmerge.privacy import domain
+from dpmerge.privacy.domain import Array
+
+
+class Objective(Protocol):
+    """Scores candidates without looking at any model; higher is better, NaN is not to be chosen."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def uses_release_noise(self) -> bool:
+        """Whether it knows what noise does to a model; otherwise it would have it for nothing."""
+        ...
+
+    def scores(self, batch: Batch, rungs: Rungs) -> Array: ...
+
+    def doubts(self, batch: Batch, rungs: Rungs) -> Array:
+        """From 0 to 1, what speaks against a candidate that scores as well as others."""
+        ...
+
+    def document(self) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class LeastNoise:
+    """The default: the least predicted noise-to-signal, expected over the draw."""
+
+    name: str = field(default="noise", init=False)
+    uses_release_noise: bool = field(default=True, init=False)
+
+    def scores(self, batch: Batch, rungs: Rungs) -> Array:  # noqa: ARG002
+        return np.asarray(-batch.noise_to_signal)
+
+    def doubts(self, batch: Batch, rungs: Rungs) -> Array:
+        """Of equally noisy merges the one of fewer runs: fewer to keep, and fewer to lock."""
+        return np.asarray(np.count_nonzero(batch.rows, axis=1) / len(rungs.portfolio.runs))
+
+    def document(self) -> dict[str, Any]:
+        return {"kind": "data_independent", "objective": self.name, "rule": "least predicted noise-to-signal"}
+
+
+@dataclass(frozen=True)
+class Saturate:
+    """The paper's rule: spend the budget, and of candidates of equal cost take the less private models."""
+
+    name: str = field(default="saturate", init=False)
+    uses_release_noise: bool = field(default=False, init=False)
+
+    def scores(self, batch: Batch, rungs: Rungs) -> Array:
+        own = np.array([rung.epsilon for rung in batch.rungs])
+        with np.errstate(invalid="ignore"):
+            towards = batch.rows @ np.where(np.isfinite(own), own, 0.0)
+        return np.asarray(batch.epsilons(rungs.delta) + 1e-6 * towards)
+
+    def doubts(self, batch: Batch, rungs: Rungs) -> Array:  # noqa: ARG002
+        return np.zeros(len(batch))
+
+    def document(self) -> dict[str, Any]:
+        return {"kind": "data_independent", "objective": self.name, "rule": "spend the budget towards the less private"}
+
+
+@dataclass(frozen=True)
+class Prior:
+    """Utilities the user states for checkpoints, run@step → number; an average has the average of them.
+
+    They must not come from looking at these models: whoever states them vouches for that.
+    """
+
+    utilities: Mapping[str, float]
+    name: str = field(default="prior", init=False)
+    uses_release_noise: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        if not self.utilities:
+            raise InvalidInput("prior", {}, "a utility for at least one checkpoint: run@step=number")
+        stated = {name: domain.number(f"prior of {name}", value) for name, value in self.utilities.items()}
+        for name, value in stated.items():
+            if not np.isfinite(value):
+                raise InvalidInput(f"prior of {name}", value, "a finite number")
+        object.__setattr__(self, "utilities", stated)
+
+    def scores(self, batch: Batch, rungs: Rungs) -> Array:
+        for name in self.utilities:
+            rungs[name]
+        stated = np.array([self.utilities.get(rung.name, np.nan) for rung in batch.rungs])
+        silent = ((batch.rows > 0) & np.isnan(stated)).any(axis=1)
+        return np.where(silent, np.nan, batch.rows @ np.nan_to_num(stated))
+
+    def doubts(self, batch: Batch, rungs: Rungs) -> Array:  # noqa: ARG002
+        return np.zeros(len(batch))
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "kind": "data_independent",
+            "objective": self.name,
+            "rule": "utilities stated by the user, who vouches that no model was looked at",
+            "prior": dict(self.utilities),
+        }
+
+
+OBJECTIVES: dict[str, type[LeastNoise] | type[Saturate]] = {"noise": LeastNoise, "saturate": Saturate}
+
+
+def objective_named(objective: Objective | str) -> Objective:
+    """The objective itself, or the one of a name that needs nothing more."""
+    if not isinstance(objective, str):
+        return objective
+    if objective not in OBJECTIVES:
+        accepted = f"{', '.join(OBJECTIVES)}, or a Prior, a PublicEvaluation or a PrivateValidation"
+        raise InvalidInput("objective", objective, accepted)
+    return OBJECTIVES[objective]()

@@ -1,0 +1,161 @@
+"""A plan: what will be released, with which probabilities, what that costs by which theorem, and how it was chosen.
+
+Guarantees: `guarantee` is recomputed from the candidates' own profiles after everything was chosen, and is within the
+target; every premise is listed with who vouches for it. A plan that is not proved, or not charged, says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dpmerge.planning.analysis import Accounting
+from dpmerge.planning.candidates import Candidate
+from dpmerge.planning.target import Guarantee
+from dpmerge.portfolio.caveats import Caveat, caveats
+from dpmerge.portfolio.portfolio import Portfolio
+from dpmerge.privacy.exposure import Exposure
+from dpmerge.privacy.premises import Premise
+from dpmerge.privacy.profile import PrivacyProfile
+
+SCHEMA = "dpmerge/plan/v1"
+
+_OF_NO_CONCERN = ("correlated_checkpoints", "private_metrics")
+"""Caveats about what might have been done with a run; a plan says what is."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Plan:
+    """Which candidates, drawn with which probabilities (one candidate: no draw)."""
+
+    portfolio: Portfolio
+    target: Guarantee
+    guarantee: Guarantee
+    method: str
+    accounting: Accounting
+    candidates: tuple[Candidate, ...]
+    probabilities: tuple[float, ...]
+    profile: PrivacyProfile
+    chosen_by: Mapping[str, Any]
+    further_premises: tuple[Premise, ...] = ()
+    joint_epsilon: float | None = None  # of everything in the portfolio; None where there is no number
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def theorem(self) -> str:
+        return self.candidates[0].theorem if len(self.candidates) == 1 else "random_selection"
+
+    @property
+    def exposure(self) -> Exposure:
+        """The high-water mark of every candidate that may be drawn."""
+        exposure = self.candidates[0].exposure
+        for candidate in self.candidates[1:]:
+            exposure = exposure.joined(candidate.exposure)
+        return exposure
+
+    @property
+    def proved(self) -> bool:
+        return all(premise.holds for premise in self.premises)
+
+    @property
+    def charged(self) -> bool:
+        """Whether the guarantee covers how the plan was chosen."""
+        return bool(self.chosen_by["kind"] != "uncharged")
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the guarantee holds only if nothing else of the runs involved is ever released."""
+        return any(candidate.is_final for candidate in self.candidates)
+
+    @property
+    def above_joint_release(self) -> bool:
+        """Whether releasing the whole portfolio would meet the target as well."""
+        return self.joint_epsilon is not None and self.joint_epsilon <= self.target.epsilon
+
+    @property
+    def premises(self) -> tuple[Premise, ...]:
+        """Of all candidates together: a premise holds if it does for each."""
+        merged: dict[str, Premise] = {}
+        for premise in self._each_premise():
+            known = merged.get(premise.name)
+            if known is None or (known.holds and not premise.holds) or known.vouched_by in premise.vouched_by:
+                merged[premise.name] = premise
+            elif known.holds == premise.holds and premise.vouched_by not in known.vouched_by:
+                voices = f"{known.vouched_by}, {premise.vouched_by}"
+                merged[premise.name] = Premise(premise.name, premise.holds, voices)
+        return tuple(merged.values())
+
+    def _each_premise(self) -> Iterator[Premise]:
+        for candidate in self.candidates:
+            yield from candidate.bound.premises
+        if len(self.candidates) > 1:
+            yield Premise("draw_independent_of_the_data_and_of_all_noise", True, "whoever makes the release")
+        yield from self.further_premises
+
+    @property
+    def noise_to_signal(self) -> float | None:
+        """Expected over the draw, where every candidate's is known."""
+        known = [c.noise_to_signal for c in self.candidates if c.noise_to_signal is not None]
+        if len(known) < len(self.candidates):
+            return None
+        return sum(p * ratio for p, ratio in zip(self.probabilities, known, strict=True))
+
+    @property
+    def caveats(self) -> list[Caveat]:
+        """What no check can settle about the runs involved, and about the plan itself."""
+        involved = {run.label for run in self.exposure.steps}
+        runs = {run.id for run in self.portfolio.runs}
+        found = list(self._own_caveats())
+        for caveat in caveats(self.portfolio):
+            if caveat.where not in runs:
+                found.append(Caveat(caveat.name, "portfolio", caveat.text))
+            elif caveat.where in involved and caveat.name not in _OF_NO_CONCERN:
+                found.append(caveat)
+        return found
+
+    def _own_caveats(self) -> Iterator[Caveat]:
+        if not self.proved:
+            failing = [p.name.replace("_", " ") for p in self.premises if not p.holds]
+            yield Caveat("assumed", "plan", f"not proved for these runs, it assumes: {'; '.join(failing)}")
+        if not self.charged:
+            text = "chosen by looking at models that are not paid for: the guarantee does not cover the choice"
+            yield Caveat("uncharged", "plan", text)
+        if self.chosen_by["kind"] in ("public_evaluation", "private_validation"):
+            text = "pays for this look set; nobody may have looked at other models, or chosen again after another look"
+            yield Caveat("looked", "plan", text)
+        if len(self.candidates) > 1:
+            text = "the guarantee holds before the draw; once it is known which candidate was drawn, its own ε holds"
+            yield Caveat("ex_ante", "plan", text)
+        if self.is_final:
+            text = "holds only if nothing else of these runs is ever released, before or after"
+            yield Caveat("final", "plan", text)
+
+    def document(self) -> dict[str, Any]:
+        """As `dpmerge plan --json` prints it and `-o` saves it."""
+        delta = self.target.delta
+        joint = self.joint_epsilon
+        return {
+            "schema": SCHEMA,
+            "target": {"epsilon": self.target.epsilon, "delta": delta},
+            "guarantee": {"epsilon": self.guarantee.epsilon, "delta": self.guarantee.delta},
+            "method": self.method,
+            "theorem": self.theorem,
+            "accounting": self.accounting,
+            "candidates": [candidate.document(delta) for candidate in self.candidates],
+            "probabilities": list(self.probabilities),
+            "chosen_by": dict(self.chosen_by),
+            "premises": [{"name": p.name, "holds": p.holds, "vouched_by": p.vouched_by} for p in self.premises],
+            "exposure": {run.label: step for run, step in self.exposure.steps.items()},
+            "proved": self.proved,
+            "charged": self.charged,
+            "final": self.is_final,
+            "noise_to_signal": self.noise_to_signal,
+            "joint_release_of_everything": joint,
+            "above_joint_release": self.above_joint_release,
+            "dataset": self.portfolio.dataset,
+            "unit": self.portfolio.unit,
+            "adjacency": self.portfolio.adjacency.value,
+            "left_out": dict(self.left_out),
+            "caveats": [{"name": c.name, "where": c.where, "text": c.text} for c in self.caveats],
+        }

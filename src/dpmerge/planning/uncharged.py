@@ -1,0 +1,76 @@
+"""The paper's practice: choose by scores on public data and pay nothing for having looked.
+
+Guarantees: the plan is marked `uncharged`, and with it everything made from it: its ε does not cover the choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from dpmerge.evaluation.evaluators import identity_of
+from dpmerge.planning.desk import Desk, Method
+from dpmerge.planning.looking import PublicEvaluation
+from dpmerge.planning.plan import Plan
+from dpmerge.planning.pool import Batch, some_of
+from dpmerge.planning.rungs import Rungs
+from dpmerge.privacy.domain import Array
+
+
+def uncharged_plan(desk: Desk, objective: PublicEvaluation, method: Method) -> Plan:
+    """The paper's practice: score candidates within the target and take the best, the looking not paid for."""
+    singles, combined = desk.singles, desk.combined
+    kept = [some_of(singles, np.arange(min(len(singles), objective.evaluations)))]
+    room = objective.evaluations - len(kept[0])
+    if method != "select":
+        kept += _nearest(desk, combined, room)
+    recipes = [batch.recipe(place) for batch in kept for place in range(len(batch))]
+    scores = iter(objective.scores(desk.rungs, recipes))
+    measured = {id(batch): np.array([next(scores) for _ in range(len(batch))]) for batch in kept}
+    looked = Measured(measured, len(recipes), identity_of(objective.evaluator) or repr(objective.evaluator))
+    scored = replace(desk, objective=looked, singles=kept[0], combined=tuple(kept[1:]))
+    return scored.plan("mix" if method == "auto" else method)
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """Scores that were measured, batch by batch."""
+
+    by_batch: dict[int, Array]
+    count: int
+    evaluator: str
+    name: str = "public_evaluation"
+    uses_release_noise: bool = True
+
+    def scores(self, batch: Batch, rungs: Rungs) -> Array:  # noqa: ARG002
+        return self.by_batch[id(batch)]
+
+    def doubts(self, batch: Batch, rungs: Rungs) -> Array:  # noqa: ARG002
+        return np.zeros(len(batch))
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "kind": "uncharged",
+            "objective": self.name,
+            "rule": f"the best score of {self.count} candidates on public data",
+            "evaluations": self.count,
+            "evaluator": self.evaluator,
+        }
+
+
+def _nearest(desk: Desk, batches: Sequence[Batch], room: int) -> list[Batch]:
+    """Of all combinations those whose cost is nearest to the target: a draw mixes cheaper with dearer ones."""
+    found = []
+    for number, batch in enumerate(batches):
+        with np.errstate(divide="ignore"):
+            distance = np.abs(np.log(batch.epsilons(desk.target.delta) / desk.target.epsilon))
+        found += [(d, number, place) for place, d in enumerate(distance.tolist()) if np.isfinite(d)]
+    chosen = sorted(found)[: max(room, 0)]
+    kept = []
+    for number, batch in enumerate(batches):
+        if places := sorted(place for _, which, place in chosen if which == number):
+            kept.append(some_of(batch, np.array(places)))
+    return kept

@@ -1,0 +1,49 @@
+"""Files written whole or not at all.
+
+Guarantees: a reader sees the old file or the new one, never half of it.
+Refuses: folders that do not exist.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from dpmerge.errors import InvalidInput
+
+
+def existing_folder(folder: Path) -> Path:
+    """The folder, if it is one."""
+    if not folder.is_dir():
+        raise InvalidInput("folder", folder, "a folder that exists", found=str(folder))
+    return folder
+
+
+def write_whole(file: Path, content: bytes) -> Path:
+    """Write beside it under another name, then rename."""
+    existing_folder(file.parent)
+    try:
+        descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+    except OSError as error:
+        raise _cannot_write(file, error) from None
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(content)
+        os.chmod(name, 0o666 & ~_umask())  # mkstemp's files are for their owner alone
+        os.replace(name, file)
+    except OSError as error:
+        Path(name).unlink(missing_ok=True)
+        raise _cannot_write(file, error) from None
+    return file
+
+
+def _umask() -> int:
+    """It can be read only by setting it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def _cannot_write(file: Path, error: OSError) -> InvalidInput:
+    return InvalidInput("file", file, "a file that can be written", found=f"{file} ({error.strerror or error})")

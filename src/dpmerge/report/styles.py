@@ -1,0 +1,63 @@
+"""How a line looks: colour for what is released and by which theorem, dots for RDP, dashes for what is not proved.
+
+Guarantees: colours that colour-blind readers can tell apart, the same for the same thing in every figure; no two lines
+of one figure look alike as long as there are colours left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+
+from dpmerge.planning.analysis import Analysis, Curve, Line
+
+# Okabe and Ito's, without the yellow that white paper swallows.
+SELECTION = "#0072B2"
+MIXTURE = "#009E73"
+THEOREMS = ("#D55E00", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D46", "#7F7F7F")
+
+MODELS = "#444444"
+TARGET = "#B00020"
+NO_NUMBER = "#DDDDDD"
+GRID = "#E4E4E4"
+COSTS = (
+    *("#fde725", "#b5de2b", "#6ece58", "#35b779", "#1f9e89"),
+    *("#26828e", "#31688e", "#3e4989", "#482878", "#440154"),
+)
+"""Viridis, backwards: what is light costs little."""
+
+
+@dataclass(frozen=True)
+class Style:
+    """Of one line."""
+
+    colour: str
+    dashed: bool
+    marked: bool
+
+
+def styles(lines: Sequence[Curve | Line], analysis: Analysis) -> list[Style]:
+    """One style a line of a figure."""
+    colours = _colours(analysis)
+    chosen: list[Style] = []
+    for line in lines:
+        style = Style(colours[_subject(line)], dashed=not line.proved, marked=line.accounting == "rdp")
+        others = (replace(style, colour=colour) for colour in (*THEOREMS, SELECTION, MIXTURE))
+        chosen.append(next((s for s in chain([style], others) if s not in chosen), style))
+    return chosen
+
+
+def _subject(line: Curve | Line) -> str:
+    return (line.theorem or "combine") if line.method == "combine" else line.method
+
+
+def _colours(analysis: Analysis) -> dict[str, str]:
+    """Theorems take colours in the order in which they first occur, so that they keep them between figures."""
+    colours = {"select": SELECTION, "mix": MIXTURE}
+    everything: list[Curve | Line] = [*analysis.curves]
+    for edge in analysis.edges:
+        everything += [*edge.lines, *edge.theorems]
+    for line in everything:
+        colours.setdefault(_subject(line), THEOREMS[(len(colours) - 2) % len(THEOREMS)])
+    return colours

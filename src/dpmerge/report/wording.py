@@ -1,0 +1,86 @@
+"""Figures and names in words, the same on the page, in pictures and in the terminal.
+
+Guarantees: an ε is rounded up, so that what is printed still holds; a name shows every character it has on one line.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+from dpmerge.account.table import shown
+from dpmerge.planning.analysis import Recommendation, Utility
+
+NOT_PROVED = "not proved here"
+LONGEST_NAME = 28
+
+
+class Named(Protocol):
+    """A curve, a line or a panel."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def proved(self) -> bool: ...
+
+
+def epsilon(value: float) -> str:
+    """ε rounded up; a dash where there is none.
+
+    >>> epsilon(0.63391), epsilon(float("inf")), epsilon(float("nan"))
+    ('0.6340', '∞', '–')
+    """
+    return shown(None if math.isnan(value) else value)
+
+
+def utility(value: float) -> str:
+    return f"{value:.4g}" if math.isfinite(value) else "–"
+
+
+def percent(share: float) -> str:
+    """A probability for a table; the exact one is in the numbers.
+
+    >>> percent(0.98), percent(0.00012345)
+    ('98%', '0.01234%')
+    """
+    return f"{100 * share:.4g}%"
+
+
+def direction(measured: Utility) -> str:
+    return "higher is better" if measured.higher_is_better else "lower is better"
+
+
+def label(line: Named) -> str:
+    """A name that says when what it names is not proved.
+
+    >>> from types import SimpleNamespace
+    >>> label(SimpleNamespace(name="paper", proved=False))
+    'paper (not proved here)'
+    """
+    name = printable(line.name)
+    return name if line.proved or NOT_PROVED in name else f"{name} ({NOT_PROVED})"
+
+
+def released(plan: Recommendation) -> str:
+    """What a plan releases, one line an outcome."""
+    if len(plan.outcomes) == 1:
+        return printable(plan.outcomes[0][1])
+    return "\n".join(f"{percent(probability)}: {printable(recipe)}" for probability, recipe in plan.outcomes)
+
+
+def printable(text: str) -> str:
+    """What comes from a file may hold anything: line breaks, or characters that turn the text round."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def short(name: str, limit: int = LONGEST_NAME) -> str:
+    """A name for an axis. Both ends are kept: runs of one family differ at the end.
+
+    >>> short("resnet-cifar-noise-32@2000", 12)
+    'resne…2@2000'
+    """
+    name = printable(name)
+    if len(name) <= limit:
+        return name
+    head = (limit - 1) // 2
+    return f"{name[:head]}…{name[head + 1 - limit :]}"

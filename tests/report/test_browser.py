@@ -1,0 +1,217 @@
+"""The page in a browser: drawn without an error and without the network, answering to the target, fitting a phone."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpmerge.report.page import write_page
+from report.analyses import HOSTILE, bare, hostile, losses, ordinary
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+
+ARGUMENTS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+DESKTOP, PHONE = {"width": 1200, "height": 800}, {"width": 390, "height": 844}
+ANALYSES = {"ordinary": ordinary, "hostile": hostile, "bare": bare, "losses": losses}
+DRAWN = """() => [...document.querySelectorAll(".js-plotly-plot")].map((div) => [
+  div.id, div.querySelectorAll(".main-svg").length, div.querySelectorAll(".trace, .hm image, .contour").length])"""
+
+
+@dataclass
+class Opened:
+    """A page, and what went wrong on it."""
+
+    page: Any
+    troubles: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+
+    def target(self, value: str) -> None:
+        self.page.locator("#target").fill(value)
+
+    @property
+    def plan(self) -> str:
+        return str(self.page.locator("#plan").inner_text())
+
+    @property
+    def message(self) -> str:
+        return str(self.page.locator("#message").inner_text())
+
+    def drawn(self) -> dict[str, Any]:
+        """What the target moves in the figures."""
+        script = """() => Object.fromEntries([...document.querySelectorAll(".js-plotly-plot")].map((div) => [div.id,
+          div.id.startsWith("face-") ? [div._fullData[2].contours.start, JSON.stringify(div.data[1].z)]
+          : [div.layout.shapes[0].x0, div.layout.shapes[0].y0, JSON.stringify(div.data.at(-1).x)]]))"""
+        return dict(self.page.evaluate(script))
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        print("chromium is not installed: the page is not tried in a browser")
+        pytest.skip(reason="chromium is not installed")
+    with sync_api.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=chromium, args=list(ARGUMENTS))
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("pages")
+    for name, analysis in ANALYSES.items():
+        write_page(analysis(), folder / f"{name}.html")
+    return {name: folder / f"{name}.html" for name in ANALYSES}
+
+
+@pytest.fixture
+def opened(browser: Any, pages: dict[str, Path], request: pytest.FixtureRequest) -> Iterator[Opened]:
+    """The page named by the parameter; nothing may go wrong on it, and nothing may be fetched."""
+    name, viewport = request.param
+    context = browser.new_context(viewport=viewport)
+    seen = Opened(context.new_page())
+    seen.page.on("console", lambda message: seen.troubles.append(f"{message.type}: {message.text}"))
+    seen.page.on("pageerror", lambda error: seen.troubles.append(str(error)))
+    seen.page.on("dialog", lambda dialog: (seen.troubles.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+    seen.page.on("request", lambda made: seen.requests.append(made.url))
+    seen.page.goto(pages[name].as_uri())
+    seen.page.wait_for_selector("html[data-ready]", timeout=60_000)
+    yield seen
+    context.close()
+    assert seen.troubles == []
+    assert seen.requests == [pages[name].as_uri()]
+
+
+def on(*names: str, viewport: dict[str, int] = DESKTOP) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("opened", [(name, viewport) for name in names], indirect=True, ids=names)
+
+
+@on(*ANALYSES)
+def test_every_figure_is_drawn(opened: Opened, request: pytest.FixtureRequest) -> None:
+    name = request.node.callspec.id
+    analysis = ANALYSES[name]()
+    expected = {"frontier"}
+    expected |= {f"face-{n}-{place}" for n, face in enumerate(analysis.faces) for place in range(len(face.panels))}
+    expected |= {f"{kind}-{n}" for n in range(len(analysis.edges)) for kind in ("edge", "theorems")}
+    drawn = {name: (layers, traces) for name, layers, traces in opened.page.evaluate(DRAWN)}
+    assert set(drawn) == expected
+    assert all(layers > 0 for layers, _ in drawn.values())
+    empty = {name for name, (_, traces) in drawn.items() if traces == 0}
+    assert empty == ({"face-0-1"} if name == "hostile" else set())  # all of that panel is infinite
+    lines = opened.page.evaluate("() => document.querySelectorAll('#frontier .scatterlayer .trace').length")
+    assert lines >= sum(bool(np.any(np.isfinite(curve.utilities))) for curve in analysis.curves)
+
+
+@on(*ANALYSES, viewport=PHONE)
+def test_a_phone_need_not_scroll_sideways(opened: Opened) -> None:
+    assert opened.page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    # Parts of a figure that its frame cuts off, and heads of tables that only a screen reader sees, do not count.
+    wide = opened.page.evaluate(
+        """() => [...document.querySelectorAll('main *:not(thead, thead *, .main-svg *)')]
+          .filter((e) => e.getBoundingClientRect().right > innerWidth).map((e) => e.outerHTML.slice(0, 200))"""
+    )
+    assert wide == []
+
+
+@on("ordinary")
+def test_the_target_moves_everything(opened: Opened) -> None:
+    before, plan = opened.drawn(), opened.plan
+    opened.target("0.75")
+    after = opened.drawn()
+    assert after["frontier"][0] == 0.75
+    assert all(after[name] != before[name] for name in before)
+    assert after["face-0-0"][0] == 0.75
+    assert after["edge-0"][1] == 0.75
+    assert opened.plan != plan
+    assert "target ε = 0.7:" in opened.plan
+    assert "a plan for a smaller target also meets a larger one" in opened.plan
+    assert "87.5%: middle-s64@20" in opened.plan
+    assert "0.6964" in opened.plan
+    assert "random_selection" in opened.plan
+    opened.target("50")
+    assert "last_step" in opened.plan
+    assert "0.75 × middle-s64@20" in opened.plan
+
+
+@on("ordinary")
+def test_below_the_smallest_target(opened: Opened) -> None:
+    opened.target("0.1")
+    assert "No plan for ε = 0.1" in opened.plan
+    assert "0.3155" in opened.plan
+    opened.target("0.3155")  # what it names can be had
+    assert "noisy-s96@20" in opened.plan
+
+
+@on("ordinary")
+def test_a_bad_target_changes_nothing(opened: Opened) -> None:
+    opened.target("0.5")
+    before, plan = opened.drawn(), opened.plan
+    for bad in ("", "-1", "0"):
+        opened.target(bad)
+        assert "Enter a number above 0" in opened.message
+        assert opened.page.locator("#target").get_attribute("aria-invalid") == "true"
+        assert (opened.drawn(), opened.plan) == (before, plan)
+    opened.target("")
+    opened.page.locator("#target").press_sequentially("e+-")
+    assert "Enter a number above 0" in opened.message
+    assert (opened.drawn(), opened.plan) == (before, plan)
+    opened.page.locator("#target").press("Enter")
+    opened.target("0.8")
+    assert "Enter" not in opened.message
+    assert opened.page.locator("#target").get_attribute("aria-invalid") == "false"
+
+
+@on("ordinary")
+def test_a_legend_switches_its_line(opened: Opened) -> None:
+    button = opened.page.locator("[data-chart=frontier] button").first
+    button.click()
+    assert button.get_attribute("aria-pressed") == "false"
+    assert opened.page.evaluate("document.getElementById('frontier').data[0].visible") is False
+    button.click()
+    assert opened.page.evaluate("document.getElementById('frontier').data[0].visible") is True
+
+
+@on("hostile")
+def test_names_are_shown_and_not_run(opened: Opened) -> None:
+    assert opened.page.locator("h1").inner_text() == f"{HOSTILE[0]} & 'title'"
+    opened.target("0.4")
+    assert HOSTILE[1] in opened.plan
+    assert opened.page.evaluate("document.querySelectorAll('main script, main img, main i').length") == 0
+    axis = opened.page.evaluate("document.querySelector('#face-0-0 .ytitle').textContent")
+    assert "<b>&amp;" in axis
+
+
+@on("losses")
+def test_a_logarithmic_axis_marks_the_target_where_it_is(opened: Opened) -> None:
+    opened.target("1")
+    place = opened.page.evaluate(
+        """() => { const div = document.getElementById("frontier");
+          const box = div.querySelector(".shapelayer path").getBoundingClientRect();
+          const axis = div._fullLayout.xaxis;
+          return [box.x + box.width / 2 - div.getBoundingClientRect().x, axis._offset + axis.d2p(1)]; }"""
+    )
+    assert place[0] == pytest.approx(place[1], abs=2)
+
+
+@on("ordinary")
+def test_figures_take_the_width_of_paper(opened: Opened) -> None:
+    widths = "() => [...document.querySelectorAll('.js-plotly-plot .main-svg')].map((e) => e.getAttribute('width') | 0)"
+    screen = opened.page.evaluate(widths)
+    opened.page.evaluate(f"() => window.addEventListener('beforeprint', () => {{ window.onPaper = ({widths})(); }})")
+    assert opened.page.pdf(format="A4").startswith(b"%PDF")
+    assert max(opened.page.evaluate("window.onPaper")) <= 660
+    opened.page.wait_for_timeout(300)
+    assert opened.page.evaluate(widths) == screen

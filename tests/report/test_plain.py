@@ -1,0 +1,77 @@
+"""The report in a terminal: it fits, it says the same, and it draws what is proved."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from dpmerge.planning.analysis import BANNER, Analysis
+from dpmerge.report.plain import MARKS, MODEL, print_analysis
+from report.analyses import ALL, bare, hostile, losses, ordinary
+
+
+def printed(analysis: Analysis, width: int = 80) -> str:
+    console = Console(file=io.StringIO(), width=width, force_terminal=False)
+    print_analysis(analysis, console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def plot(text: str) -> list[str]:
+    return [line for line in text.splitlines() if "│" in line or "┤" in line]
+
+
+@pytest.mark.parametrize("analysis", ALL)
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_every_line_fits(analysis: Callable[[], Analysis], width: int) -> None:
+    assert max(cell_len(line) for line in printed(analysis(), width).splitlines()) <= width
+
+
+def test_it_says_what_the_page_says() -> None:
+    text = printed(ordinary())
+    words = " ".join(text.split())
+    for said in (BANNER, ordinary().title, ordinary().subtitle, *ordinary().caveats, "not drawn", "joint_release"):
+        assert said in words
+    for model in ordinary().models:
+        assert model.name in text
+    assert "\x1b" not in text
+
+
+def test_an_epsilon_is_rounded_up() -> None:
+    plans = (replace(ordinary().recommendations[0], epsilon=0.31550001),)
+    assert "0.3156" in printed(replace(ordinary(), recommendations=plans))
+
+
+@pytest.mark.parametrize("analysis", [ordinary, hostile, losses, bare])
+def test_the_plot_is_small_and_has_a_mark_a_method(analysis: Callable[[], Analysis]) -> None:
+    lines = plot(printed(analysis()))
+    assert 5 < len(lines) <= 17
+    drawn = set("".join(line.split("│")[-1].split("┤")[-1] for line in lines)) - {" "}
+    assert {MODEL, "s", "c"} <= drawn <= {MODEL, *MARKS.values()}
+
+
+def test_what_is_not_proved_is_not_drawn() -> None:
+    curves = tuple(replace(curve, proved=False) for curve in ordinary().curves)
+    drawn = "".join(line.split("│")[-1].split("┤")[-1] for line in plot(printed(replace(ordinary(), curves=curves))))
+    assert set(drawn) == {" ", MODEL}
+
+
+def test_an_analysis_of_nothing_prints() -> None:
+    empty = replace(bare(), models=(), curves=())
+    assert "No plan was found" in printed(empty)
+    flat = replace(bare(), models=(replace(ordinary().models[0], utility=0.0),), curves=())
+    assert MODEL in printed(flat)
+    single = replace(ordinary().edges[0], weights=np.zeros(0), lines=(), theorems=())
+    assert "share 0" in printed(replace(bare(), edges=(single,)))
+
+
+def test_names_cannot_steer_the_terminal() -> None:
+    text = printed(hostile())
+    assert "\u202e" not in text
+    assert "\\u202e" in text
