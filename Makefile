@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench soak examples lint types imports clean
+.PHONY: help demo test check bench soak examples chromium lint types imports clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -17,11 +17,17 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[report,torch]" --group dev
 	touch $@
 
-demo: $(INSTALLED)  ## look into a shipped portfolio: what its models cost, and what can be merged with what
-	$(BIN)/dpmerge inspect examples/mnist
+demo: $(INSTALLED)  ## plan a release of a shipped portfolio for a privacy level it was not trained for
+	$(BIN)/dpmerge plan examples/mnist --epsilon 0.3 --delta 1e-5
 
-test: $(INSTALLED)  ## all tests, doctests included
+test: $(INSTALLED) chromium  ## all tests, doctests included
 	$(BIN)/python -m pytest
+
+# The report is opened in a browser. Where none may be installed, that test says so and is skipped.
+chromium:
+	@command -v chromium > /dev/null \
+	  || { test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -y -qq chromium > /dev/null; } \
+	  || echo "chromium is not installed: the report will not be opened in a browser"
 
 check: lint types imports  ## ruff, mypy --strict, import directions
 

@@ -17,10 +17,10 @@ from typing import Any, Self
 
 from dpmerge.documents import strict_json
 from dpmerge.errors import InvalidInput
-from dpmerge.planning.analysis import BANNER
 from dpmerge.portfolio.recipe import Recipe
 
 SCHEMA = "dpmerge/scores/v1"
+BANNER = "Analysis, not for release: it shows figures of models that have not been released."
 _HEADER = (json.dumps({"schema": SCHEMA, "banner": BANNER}) + "\n").encode()
 _ACCEPTED = "a file of scores that dpmerge wrote, or the name of a new one"
 _FIELDS = {"key", "recipe", "score"}

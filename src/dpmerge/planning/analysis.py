@@ -13,11 +13,12 @@ from typing import Any, Literal
 
 import numpy as np
 
+from dpmerge.evaluation import score_cache
 from dpmerge.privacy.domain import Array
 
 Accounting = Literal["pld", "rdp"]
 
-BANNER = "Analysis, not for release: it shows figures of models that have not been released."
+BANNER = score_cache.BANNER
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class Edge:
 class Recommendation:
     """The plan for one target: what to release (in words, one line an outcome), what it costs, what to expect.
 
-    A plan for a target meets every larger target too.
+    It is proved, and chosen without looking at any model. A plan for a target meets every larger target too.
     """
 
     target: float
@@ -139,6 +140,8 @@ def _plain(value: Any) -> Any:
         return _plain(value.tolist())
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
+    if isinstance(value, np.generic):
+        return _plain(value.item())
     if isinstance(value, float):
         return None if math.isnan(value) else "inf" if math.isinf(value) else value
     if hasattr(value, "__dataclass_fields__"):

@@ -50,8 +50,11 @@ class LeastNoise:
         return np.asarray(-batch.noise_to_signal)
 
     def doubts(self, batch: Batch, rungs: Rungs) -> Array:
-        """Of equally noisy merges the one of fewer runs: fewer to keep, and fewer to lock."""
-        return np.asarray(np.count_nonzero(batch.rows, axis=1) / len(rungs.portfolio.runs))
+        """Of equally noisy merges the one of fewer and more private runs: less is used up, and less is locked."""
+        own = np.array([rung.epsilon if np.isfinite(rung.epsilon) else 0.0 for rung in batch.rungs])
+        dearest = max(rung.epsilon for rung in rungs.usable if np.isfinite(rung.epsilon))
+        count = np.count_nonzero(batch.rows, axis=1) / len(rungs.portfolio.runs)
+        return np.asarray((count + batch.rows @ own / dearest) / 2)
 
     def document(self) -> dict[str, Any]:
         return {"kind": "data_independent", "objective": self.name, "rule": "least predicted noise-to-signal"}

@@ -4,9 +4,10 @@ Pictures carry the headings, the page both.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from dpmerge.planning.analysis import Analysis, Edge, Face
+from dpmerge.planning.analysis import Analysis, Edge, Face, Line, Panel
 from dpmerge.report.wording import direction, printable, short
 
 
@@ -36,7 +37,7 @@ def face_caption(face: Face) -> Caption:
         f"Sharing among three models: {_list(*face.names)}",
         "Each point of a triangle divides the whole among three models: as the chances of drawing one of them, or as "
         "their weights in an average. Colour is the ε this costs. "
-        f"Lower right is all {first}, upper left all {second}, lower left all {third}.",
+        f"Lower right is all {first}, upper left all {second}, lower left all {third}. {_accounted(face.panels)}",
     )
 
 
@@ -45,7 +46,7 @@ def edge_caption(edge: Edge) -> Caption:
     return Caption(
         f"Drawing or averaging: {_list(*edge.names)}",
         f"From {first} alone at the left to {second} alone at the right. The share is the chance with which {second} "
-        "is drawn, or its weight in the average; the height is the ε that this costs.",
+        f"is drawn, or its weight in the average; the height is the ε that this costs. {_accounted(edge.lines)}",
     )
 
 
@@ -55,6 +56,12 @@ def theorems_caption(edge: Edge) -> Caption:
         "The same averages, their ε proved in different ways: the lowest line that is proved is the one that counts. "
         "A dashed line rests on a premise that these runs do not meet, and is no guarantee.",
     )
+
+
+def _accounted(lines: Iterable[Panel | Line]) -> str:
+    """By which theorems averages have the ε they are shown with."""
+    theorems = dict.fromkeys(line.theorem for line in lines if line.theorem is not None)
+    return f"RS is drawing, LC averaging, accounted for by {' or '.join(theorems)}." if theorems else ""
 
 
 def _list(*names: str) -> str:

@@ -144,6 +144,7 @@ def _face(face: Face) -> Figure:
     """Equilateral triangles, two in a row, over one scale of colours."""
     from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
     from matplotlib.figure import Figure
+    from matplotlib.ticker import StrMethodFormatter
 
     columns = min(2, len(face.panels))
     rows = -(-len(face.panels) // columns)
@@ -165,7 +166,11 @@ def _face(face: Face) -> Figure:
         else:
             axes.set_axis_off()
     if drawn is not None:
-        figure.colorbar(drawn, ax=grid, label="ε (logarithmic)" if axis.log else "ε", shrink=0.75)
+        name = "ε (logarithmic)" if axis.log else "ε"
+        bar = figure.colorbar(drawn, ax=grid, label=name, shrink=0.75, format=StrMethodFormatter("{x:g}"))
+        if axis.log:
+            bar.set_ticks(axis.round_ticks(most=9))
+            bar.minorticks_off()
     return figure
 
 
