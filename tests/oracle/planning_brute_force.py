@@ -1,9 +1,9 @@
 """Planning by exhaustion: the best release of a small portfolio, found by trying everything.
 
 Written from the theorems and from the numbers in a manifest, with nothing of the library. Notation: a run has rates
-eta_t, noise multipliers sigma_t and clip norms C_t; R = sum eta_t, V = sum (eta_t sigma_t C_t)^2, mu^2 = sum (k/sigma_t)^2,
-k = 2 under replace_one or where a whole batch's total is clipped, 1 otherwise. A merge with weights lambda has the
-noise-to-signal (sum lambda^2 V + tau^2) / (sum lambda R)^2.
+eta_t, noise multipliers sigma_t and clip norms C_t; R = sum eta_t, V = sum (eta_t sigma_t C_t)^2,
+mu^2 = sum (k/sigma_t)^2, k = 2 under replace_one or where a whole batch is clipped as one, 1 otherwise. A merge with
+weights lambda has the noise-to-signal (sum lambda^2 V + tau^2) / (sum lambda R)^2.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def hidden_state_mu(
 
 
 def best_selection(mus: Sequence[float], ratios: Sequence[float], epsilon: float, delta: float) -> float | None:
-    """The least expected ratio of drawing a Gaussian candidate: one that fits, or one that does with one that does not."""
+    """The least expected ratio of drawing a Gaussian candidate: one that fits, perhaps with one that does not."""
     exact = [Fraction(str(gaussian_mp.delta(mu, epsilon))) for mu in mus]
     limit = Fraction(delta)
     return _best_pair(exact, ratios, limit)
@@ -279,7 +279,8 @@ def smallest_epsilon(mu: float, delta: float) -> float:
 
 
 def random_simplex(rng: np.random.Generator, dimension: int) -> list[float]:
-    """Weights that are often near a face of the simplex."""
+    """Weights that are often on or near a face of the simplex."""
     row = rng.dirichlet(np.full(dimension, rng.choice([0.2, 1.0, 5.0])))
-    row[row < 1e-6] = 0.0
+    kept = int(np.argmax(row))
+    row[(row < 1e-6) | ((rng.random(dimension) < rng.choice([0.0, 0.5])) & (np.arange(dimension) != kept))] = 0.0
     return (row / row.sum()).tolist()

@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dpmerge.errors import NoGuarantee
-from dpmerge.planning.candidates import Theorem
-from dpmerge.planning.desk import Method
 from dpmerge.planning.plan import Plan
 from dpmerge.planning.planner import plan
 from dpmerge.portfolio.portfolio import Portfolio
@@ -51,12 +49,8 @@ def suggestions(made: Plan) -> list[Suggestion]:
 
 
 def _tried(made: Plan, what: str, portfolio: Portfolio) -> Suggestion | None:
-    theorem: Theorem = "auto" if made.is_final else "joint_release"
-    method: Method = "mix" if len(made.candidates) > 1 else "combine"
-    if made.method == "select":
-        method, theorem = "select", "auto"
     try:
-        better = plan(portfolio, made.target, method=method, theorem=theorem, accounting=made.accounting)
+        better = plan(portfolio, made.target, accounting=made.accounting, **made.asked)  # type: ignore[arg-type]
     except NoGuarantee:
         return None
     if better.noise_to_signal is None or made.noise_to_signal is None:

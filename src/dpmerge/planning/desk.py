@@ -104,7 +104,7 @@ class Desk:
     def plan(self, method: Method) -> Plan:
         """The best plan of one method."""
         batches = self._batches(method)
-        return self._settled(method, batches, biased=False)
+        return self._settled(method, batches, asked=method)
 
     def preferred(self) -> Plan:
         """What `auto` means: the best mix of trained models, or nearly as good without a draw, or without locks.
@@ -129,7 +129,7 @@ class Desk:
             found = self._mixture(batches, drawn=method == "mix", biased=True)
             if found is not None and anything.score - found.score <= PREFERENCE * abs(anything.score):
                 break
-        return self._settled(method, batches, biased=True)
+        return self._settled(method, batches, asked="auto")
 
     def _batches(self, method: Method) -> tuple[Batch, ...]:
         if method == "select":
@@ -166,11 +166,11 @@ class Desk:
             scores = scores - PREFERENCE * np.abs(scores) * doubts
         return scores
 
-    def _settled(self, method: Method, batches: Sequence[Batch], *, biased: bool) -> Plan:
+    def _settled(self, method: Method, batches: Sequence[Batch], *, asked: Method) -> Plan:
         """The chosen candidates asked again, one by one: what comes out is within the target or does not come out."""
         pool = Pool(tuple(batches))
         for slack in _SLACKS:
-            mixture = self._mixture(batches, drawn=method != "combine", biased=biased, slack=slack)
+            mixture = self._mixture(batches, drawn=method != "combine", biased=asked == "auto", slack=slack)
             if mixture is None:
                 break
             candidates = tuple(self._candidate(*pool.entry(place)) for place in mixture.places)
@@ -187,6 +187,7 @@ class Desk:
                     probabilities=mixture.probabilities,
                     profile=profile,
                     chosen_by=self.objective.document(),
+                    asked={"method": asked, "theorem": self.theorem},
                     joint_epsilon=joint_epsilon(self.rungs.portfolio, self.target.delta),
                     left_out=self.rungs.left_out,
                 )

@@ -30,11 +30,12 @@ from dpmerge.planning.plan import Plan
 from dpmerge.planning.pool import Batch, Pool, some_of
 from dpmerge.planning.program import Mixture, best_mixture, best_renyi_mixture
 from dpmerge.planning.rungs import Rung, Rungs, rungs
-from dpmerge.planning.sweeps import ACCOUNTINGS, edge, face
+from dpmerge.planning.sweeps import ACCOUNTINGS, edge, face, proved
 from dpmerge.planning.target import Guarantee
 from dpmerge.portfolio.caveats import caveats
 from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.portfolio.recipe import Recipe
+from dpmerge.privacy import domain
 from dpmerge.privacy.domain import Array
 from dpmerge.privacy.renyi import DEFAULT_ORDERS, renyi_epsilon
 
@@ -74,6 +75,7 @@ def analyse(
     that is proved).
     """
     require_theorem(theorem)
+    domain.integer("targets", targets, least=2, most=200)
     known = rungs(portfolio, delta)
     joint = joint_epsilon(portfolio, delta)
     grid = _epsilons(known, joint, points=4 * targets)
@@ -223,8 +225,8 @@ def _assumed(known: Rungs, grid: Array) -> list[Batch]:
         desks = [_desk(known, epsilon, "merged_trajectory") for epsilon in np.geomspace(grid[0], grid[-1], BUDGETS)]
     except NoGuarantee:
         return []
-    proved = {batch.theorem for batch in _desk(known, grid[-1], "auto").combined}
-    return [] if "merged_trajectory" in proved else [batch for desk in desks for batch in desk.combined]
+    batches = [batch for desk in desks for batch in desk.combined]
+    return [b for b in batches if not proved(known, b.rungs, "merged_trajectory")]
 
 
 def _plans(known: Rungs, grid: Array, progress: Progressed | None) -> Iterator[Plan]:

@@ -135,6 +135,7 @@ def priced_plan(
         probabilities=(1.0,),
         profile=profile,
         chosen_by=chosen_by,
+        asked={"method": method, "theorem": "joint_release"},
         further_premises=premises,
         joint_epsilon=joint_epsilon(rungs.portfolio, target.delta),
         left_out=rungs.left_out,

@@ -38,6 +38,7 @@ class Plan:
     probabilities: tuple[float, ...]
     profile: PrivacyProfile
     chosen_by: Mapping[str, Any]
+    asked: Mapping[str, str]  # the method and theorem as they were asked for
     further_premises: tuple[Premise, ...] = ()
     joint_epsilon: float | None = None  # of everything in the portfolio; None where there is no number
     left_out: Mapping[str, str] = field(default_factory=dict)
@@ -139,6 +140,7 @@ class Plan:
             "schema": SCHEMA,
             "target": {"epsilon": self.target.epsilon, "delta": delta},
             "guarantee": {"epsilon": self.guarantee.epsilon, "delta": self.guarantee.delta},
+            "asked": dict(self.asked),
             "method": self.method,
             "theorem": self.theorem,
             "accounting": self.accounting,

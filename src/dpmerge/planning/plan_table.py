@@ -44,6 +44,8 @@ def print_plan(plan: Plan, suggestions: Sequence[Suggestion], console: Console) 
     console.print(_left(plan))
     for suggestion in suggestions:
         console.print(f"With {suggestion.what}: {suggestion.saves:.0%} less noise.", highlight=False)
+    if not suggestions and plan.chosen_by.get("objective") == "noise":
+        console.print("No further run or checkpoint with these settings would save 1 % of it.", highlight=False)
     console.print(_choice(plan))
     console.print(Text("\nIt rests on what is vouched for by", style="bold"))
     console.print(_premises(plan))

@@ -41,8 +41,8 @@ def face(rungs: Rungs, three: Sequence[Rung], *, theorem: Theorem = "auto", reso
         drawn = _selected(rungs, three, rows, accounting)
         panels.append(Panel(f"RS, {accounting.upper()}", "select", accounting, None, True, spread(drawn)))
     for accounting in ACCOUNTINGS:
-        values, used, proved = _combined(rungs, three, rows, theorem, accounting)
-        panels.append(Panel(f"LC, {accounting.upper()}", "combine", accounting, used, proved, spread(values)))
+        values, used, holds = _combined(rungs, three, rows, theorem, accounting)
+        panels.append(Panel(f"LC, {accounting.upper()}", "combine", accounting, used, holds, spread(values)))
     return Face((three[0].name, three[1].name, three[2].name), resolution, tuple(panels))
 
 
@@ -57,13 +57,13 @@ def edge(rungs: Rungs, two: Sequence[Rung], *, theorem: Theorem = "auto", points
         drawn = _selected(rungs, two, rows, accounting)
         lines.append(Line(f"RS, {accounting.upper()}", "select", accounting, None, True, drawn))
     for accounting in ACCOUNTINGS:
-        values, used, proved = _combined(rungs, two, rows, theorem, accounting)
-        lines.append(Line(f"LC, {accounting.upper()}", "combine", accounting, used, proved, values))
+        values, used, holds = _combined(rungs, two, rows, theorem, accounting)
+        lines.append(Line(f"LC, {accounting.upper()}", "combine", accounting, used, holds, values))
     theorems = []
     for name in THEOREM_NAMES:
-        values, _, proved = _combined(rungs, two, rows, name, "pld")
+        values, _, holds = _combined(rungs, two, rows, name, "pld")
         if np.isfinite(values).any():
-            theorems.append(Line(name, "combine", "pld", name, proved, values))
+            theorems.append(Line(name, "combine", "pld", name, holds, values))
     return Edge((two[0].name, two[1].name), shares, tuple(lines), tuple(theorems))
 
 
@@ -79,7 +79,7 @@ def _combined(
     rungs: Rungs, members: Sequence[Rung], rows: Array, theorem: Theorem, accounting: Accounting
 ) -> tuple[Array, str, bool]:
     """ε of each row by a theorem, or by whichever proved one is tightest there; its name; whether it is proved."""
-    names = [theorem] if theorem != "auto" else [name for name in THEOREM_NAMES if _proved(rungs, members, name)]
+    names = [theorem] if theorem != "auto" else [name for name in THEOREM_NAMES if proved(rungs, members, name)]
     smallest = np.full(rows.shape[0], np.inf)
     best_of = np.zeros(rows.shape[0], dtype=int)
     checkpoints = tuple(rung.checkpoint for rung in members)
@@ -91,11 +91,12 @@ def _combined(
         better = values < smallest * (1 - 1e-9)
         smallest, best_of = np.where(better, values, smallest), np.where(better, place, best_of)
     used = " or ".join(names[place] for place in np.unique(best_of)) if names else "no theorem"
-    proved = bool(names) and (theorem == "auto" or _proved(rungs, members, theorem))
-    return np.where(np.isfinite(smallest), smallest, np.nan), used, proved
+    holds = bool(names) and (theorem == "auto" or proved(rungs, members, theorem))
+    return np.where(np.isfinite(smallest), smallest, np.nan), used, holds
 
 
-def _proved(rungs: Rungs, members: Sequence[Rung], theorem: Theorem) -> bool:
+def proved(rungs: Rungs, members: Sequence[Rung], theorem: Theorem) -> bool:
+    """Whether a theorem's premises hold for averages of these models."""
     try:
         return covered(rungs.portfolio, [rung.name for rung in members], theorem).certifies
     except (NoGuarantee, InvalidInput):
