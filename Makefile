@@ -42,7 +42,7 @@ imports: $(INSTALLED)
 	$(BIN)/python -m pytest tests/test_architecture.py
 
 bench: $(INSTALLED)  ## speed against the peers, measured side by side
-	$(BIN)/python -m benchmarks
+	PYTHONPATH=tests $(BIN)/python -m benchmarks
 
 soak: $(INSTALLED)  ## a million broken manifests, headers and listings
 	$(BIN)/python -m fuzz

@@ -7,9 +7,9 @@ import sys
 
 from rich.console import Console
 
-from benchmarks import accounting, recording
+from benchmarks import accounting, planning, recording
 
-SECTIONS = {"accounting": accounting.run, "recording": recording.run}
+SECTIONS = {"accounting": accounting.run, "planning": planning.run, "recording": recording.run}
 
 
 def main() -> None:

@@ -50,7 +50,7 @@ def _runs(noise_multipliers: tuple[float, ...] = (32.0, 48.0, 64.0)) -> list[dp.
     return runs
 
 
-def _timed(action: Callable[[], object], repeats: int = 3) -> float:
+def timed(action: Callable[[], object], repeats: int = 3) -> float:
     """The best of a few runs, in seconds."""
     best = np.inf
     for _ in range(repeats):
@@ -101,7 +101,7 @@ def _merges() -> Table:
     ]
     table = Table("a million of", "seconds", "per second", "peer: s each", "ratio")
     for name, action, peer in ours:
-        seconds = _timed(action)
+        seconds = timed(action)
         each = seconds / CANDIDATES
         table.add_row(name, f"{seconds:.2f}", f"{1 / each / 1e6:.2f} M", f"{peer:.3f}", f"{peer / each:.2g}")
     return table
@@ -111,7 +111,7 @@ def _little_noise() -> str:
     """The peer's time grows with the privacy loss, ours does not."""
     runs = _runs((1.0, 1.5, 2.0))
     rows = np.random.default_rng(1).dirichlet([1, 1, 1], CANDIDATES)
-    seconds = _timed(lambda: dp.gaussian_epsilon(dp.merged_trajectory_mus(runs, rows), DELTA))
+    seconds = timed(lambda: dp.gaussian_epsilon(dp.merged_trajectory_mus(runs, rows), DELTA))
     peer = _peer_combination(runs, rows[:1])
     ratio = peer / seconds * CANDIDATES
     return f"with σ around 1, 1.5 and 2: LC ε map {seconds:.2f} s, peer {peer:.1f} s each, ratio {ratio:.2g}"
@@ -154,7 +154,7 @@ def _prefixes() -> Table:
     theirs = np.array([distribution.get_epsilon_for_delta(DELTA) for distribution in composed])
     total = time.perf_counter() - start
     ours = epsilon_curve([LossDistributionProfile.of({step: count}) for count in CHECKPOINTS], DELTA)
-    seconds = _timed(lambda: epsilon_curve([LossDistributionProfile.of({step: n}) for n in CHECKPOINTS], DELTA))
+    seconds = timed(lambda: epsilon_curve([LossDistributionProfile.of({step: n}) for n in CHECKPOINTS], DELTA))
     table = Table("50 checkpoints", "seconds", "ratio", "largest difference in ε")
     table.add_row("dpmerge, ε included", f"{seconds:.2f}", "", "")
     table.add_row("dp_accounting, 50 × self_compose", f"{composing:.2f}", f"{composing / seconds:.1f}", "")

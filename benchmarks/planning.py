@@ -1,0 +1,120 @@
+"""Planning, heatmaps and scores of many merges, each beside the way it would be done without this library."""
+
+from __future__ import annotations
+
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import SupportsFloat
+
+import numpy as np
+from dp_accounting.dp_event import GaussianDpEvent
+from dp_accounting.pld import privacy_loss_distribution as dp_pld
+from dp_accounting.rdp import RdpAccountant
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.accounting import timed
+from dpmerge import Guarantee, Portfolio, plan
+from dpmerge.evaluation.evaluate import evaluate
+from dpmerge.evaluation.evaluators import Evaluator, load_evaluator
+from dpmerge.evaluation.merged_model import Tensors
+from dpmerge.planning.rungs import rungs
+from dpmerge.planning.sweeps import face
+from dpmerge.planning.weights import lattice
+from dpmerge.portfolio.recipe import Recipe
+from dpmerge.privacy.renyi import DEFAULT_ORDERS
+from planning.synthetic import ladder
+
+MNIST = Path("examples") / "mnist"
+DELTA = 1e-5
+PEER_POINTS = 4
+
+
+def run(console: Console) -> None:
+    """Print what was measured."""
+    console.print("\n[bold]planning[/]: 12 runs × 10 checkpoints, objective noise, no model looked at")
+    console.print(_plans())
+    console.print("\n[bold]heatmap[/]: ε at 5,151 points of the simplex of three models, four panels")
+    console.print(_heatmaps())
+    console.print("\n[bold]scores[/]: 1,000 averages of 20 linear models on 1,000 images")
+    console.print(_scores())
+
+
+def _plans() -> Table:
+    table = _table("runs", "ε", "method", "ours")
+    decaying = [0.01 * (1 - step / 21) for step in range(20)]
+    for smooth in (False, True):
+        portfolio = ladder(12, range(2, 21, 2), noise=np.geomspace(32, 512, 12), smooth=smooth, learning_rate=decaying)
+        for epsilon in (0.05, 0.3, 1.0):
+            for method in ("mix", "auto"):
+                target = Guarantee(epsilon=epsilon, delta=DELTA)
+                seconds = timed(lambda p=portfolio, t=target, m=method: plan(p, t, method=m))  # type: ignore[misc]
+                kind = "smooth (hidden_state applies)" if smooth else "any model"
+                table.add_row(kind, f"{epsilon:g}", method, f"{seconds:.2f} s")
+    return table
+
+
+def _heatmaps() -> Table:
+    portfolio = Portfolio.load(MNIST)
+    known = rungs(portfolio, DELTA)
+    three = [known[name] for name in ("c2-s32@20", "c4-s32@20", "c2-s64@20")]
+    table = _table("theorem of LC", "ours", "dp_accounting, a point at a time", "ratio")
+    peer = _peer_heatmap()
+    for theorem in ("auto", "merged_trajectory"):
+        ours = timed(lambda t=theorem: face(known, three, theorem=t))  # type: ignore[misc]
+        table.add_row(theorem, f"{ours:.3f} s", f"{peer:,.0f} s (from {PEER_POINTS} points)", f"{peer / ours:,.0f}")
+    return table
+
+
+def _peer_heatmap() -> float:
+    """Seconds for all points of all panels, extrapolated from a few; the models' own distributions are not counted."""
+    rows = lattice(3, 100)
+    few = rows[np.random.default_rng(0).integers(0, len(rows), PEER_POINTS)]
+    clip_norms, noise, steps = np.array([2.0, 4.0, 2.0]), np.array([32.0, 32.0, 64.0]), 20
+    models = [dp_pld.from_gaussian_mechanism(sigma / (2 * steps**0.5)) for sigma in noise]
+    orders = DEFAULT_ORDERS.tolist()
+
+    def points() -> None:
+        for row in few:
+            first_two = models[0].compute_mixture(models[1], row[0] / max(row[0] + row[1], 1e-12))
+            first_two.compute_mixture(models[2], row[0] + row[1]).get_epsilon_for_delta(DELTA)
+            ratio = float(np.sqrt(row**2 @ (noise * clip_norms) ** 2) / (2 * row @ clip_norms))
+            dp_pld.from_gaussian_mechanism(ratio).self_compose(steps).get_epsilon_for_delta(DELTA)
+            for _ in ("RS", "LC"):
+                accountant = RdpAccountant(orders)
+                accountant.compose(GaussianDpEvent(ratio), steps)
+                accountant.get_epsilon(DELTA)
+
+    return timed(points, repeats=1) / PEER_POINTS * len(rows)
+
+
+def _scores() -> Table:
+    portfolio = Portfolio.load(MNIST)
+    names = [saved.name for saved in portfolio.checkpoints()]
+    rows = np.random.default_rng(0).dirichlet(np.ones(len(names)), 1000)
+    recipes = [Recipe.of(zip(names, row.tolist(), strict=True)) for row in rows]
+    linear = load_evaluator(f"linear:{MNIST / 'public.npz'}")
+    together = timed(lambda: evaluate(portfolio, recipes, linear))
+    apart = timed(lambda: evaluate(portfolio, recipes[:50], partial(_called, linear)), repeats=1) * 20
+    with tempfile.TemporaryDirectory() as folder:
+        cache = Path(folder) / "scores.jsonl"
+        evaluate(portfolio, recipes, linear, cache=cache)
+        again = timed(lambda: evaluate(portfolio, recipes, linear, cache=cache))
+    table = _table("how", "seconds", "ratio")
+    table.add_row("one matrix product", f"{together:.2f}", "1")
+    table.add_row("merge and score each (from 50)", f"{apart:.1f}", f"{apart / together:.0f}")
+    table.add_row("found in the cache", f"{again:.2f}", f"{again / together:.2f}")
+    return table
+
+
+def _called(evaluator: Evaluator, tensors: Tensors) -> SupportsFloat:
+    """An evaluator that knows no shorter way."""
+    return evaluator(tensors)
+
+
+def _table(*columns: str) -> Table:
+    table = Table()
+    for column in columns:
+        table.add_column(column)
+    return table
