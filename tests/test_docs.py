@@ -56,11 +56,14 @@ def test_every_refusal_is_in_the_documentation() -> None:
     assert [kind.__name__ for kind in PortfolioError.__subclasses__() if f"`{kind.__name__}`" not in text] == []
 
 
-def test_the_readme_shows_what_the_demo_prints() -> None:
+def test_the_readme_shows_what_the_demo_prints(monkeypatch: pytest.MonkeyPatch) -> None:
     [shown] = blocks(ROOT / "README.md", "text")
     command, _, expected = shown.partition("\n")
     assert command == "$ make demo"
-    result = CliRunner().invoke(app, ["inspect", str(ROOT / "examples" / "mnist")], env={"COLUMNS": "80"})
+    makefile = (ROOT / "Makefile").read_text()
+    [arguments] = re.findall(r"^demo:.*\n\t\$\(BIN\)/dpmerge (.*)$", makefile, re.M)
+    monkeypatch.chdir(ROOT)
+    result = CliRunner().invoke(app, arguments.split(), env={"COLUMNS": "80"})
     printed = "\n".join(line.rstrip() for line in result.stdout.splitlines())
     assert printed.strip() == expected.strip()
 
@@ -102,7 +105,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_every_verb_has_a_page_and_every_field_is_on_it() -> None:
     verbs = [command.name or command.callback.__name__ for command in app.registered_commands if command.callback]
     verbs += [str(group.name) for group in app.registered_groups]
-    assert {"account", "inspect", "manifest"} <= set(verbs)
+    assert {"account", "inspect", "manifest", "plan", "design", "frontier"} <= set(verbs)
     for verb in verbs:
         assert (ROOT / "docs" / f"{verb}.md").exists()
     text = (ROOT / "docs" / "account.md").read_text()
@@ -134,6 +137,21 @@ def test_the_published_schema_is_the_schema() -> None:
 def test_the_python_of_the_portfolio_page_runs() -> None:
     [code] = blocks(ROOT / "docs" / "portfolio.md", "python")
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_the_python_of_the_plan_page_runs() -> None:
+    for code in blocks(ROOT / "docs" / "plan.md", "python"):
+        subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+@pytest.mark.parametrize("verb", ["plan", "design", "frontier"])
+def test_every_option_of_a_planning_verb_is_on_its_page(verb: str) -> None:
+    text = (ROOT / "docs" / f"{verb}.md").read_text()
+    [command] = [c for c in app.registered_commands if c.callback and c.callback.__name__ == verb]
+    options = CliRunner().invoke(app, [verb, "--help"], env={"COLUMNS": "200"}).stdout
+    assert command
+    named = set(re.findall(r"--[a-z][a-z-]+", options)) - {"--help"}
+    assert [option for option in sorted(named) if option not in text] == []
 
 
 def test_documentation_names_no_machine() -> None:

@@ -14,6 +14,7 @@ from dpmerge.account.table import shown
 from dpmerge.planning.advice import Suggestion
 from dpmerge.planning.candidates import Candidate
 from dpmerge.planning.plan import Plan
+from dpmerge.planning.rungs import rungs
 
 MOST_PARTS = 12
 
@@ -122,29 +123,28 @@ def _left(plan: Plan) -> Text:
     else:
         text.append("Nothing of the budget is left on the table.\n")
     if plan.noise_to_signal is not None:
-        text.append(f"Predicted noise-to-signal: {plan.noise_to_signal:.4g}")
-        best = _best_checkpoint(plan)
-        if best is not None and best[1] > plan.noise_to_signal * 1.001:
-            text.append(
-                f", {1 - plan.noise_to_signal / best[1]:.0%} less than {best[0]}, the best checkpoint within it"
-            )
-        text.append(".")
+        text.append(f"Predicted noise-to-signal: {plan.noise_to_signal:.4g}{_compared(plan, plan.noise_to_signal)}.")
     return text
 
 
-def _best_checkpoint(plan: Plan) -> tuple[str, float] | None:
-    """The least noisy single checkpoint that meets the target as it is."""
-    from dpmerge.planning.rungs import rungs
-
+def _compared(plan: Plan, ratio: float) -> str:
+    """How the plan compares with the least noisy checkpoint that meets the target as it is."""
     fitting = [
-        (1 / rung.noise.precision, rung.name)
+        (1 / rung.noise.precision, rung)
         for rung in rungs(plan.portfolio, plan.target.delta).usable
-        if rung.noise is not None and rung.epsilon <= plan.target.epsilon and rung.noise.variance > 0
+        if rung.noise is not None and rung.noise.variance > 0 and rung.epsilon <= plan.target.epsilon
     ]
     if not fitting:
-        return None
-    ratio, name = min(fitting)
-    return name, ratio
+        return ""
+    least, best = min(fitting, key=lambda pair: pair[0])
+    if ratio < least * 0.999:
+        return f", {1 - ratio / least:.0%} less than {best.name}, the best checkpoint within the target"
+    if ratio > least * 1.001 and plan.asked["method"] == "auto":
+        return (
+            f". {best.name} alone would carry less ({least:.4g}), but went only {best.way:.0%} of its run's way; "
+            "--method mix would use it"
+        )
+    return ""
 
 
 def _choice(plan: Plan) -> Text:
