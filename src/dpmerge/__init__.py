@@ -25,9 +25,12 @@ from dpmerge.errors import (
 )
 
 if TYPE_CHECKING:
+    from dpmerge.planning.looking import PublicEvaluation
+    from dpmerge.planning.objectives import Prior
     from dpmerge.planning.plan import Plan
     from dpmerge.planning.planner import plan
     from dpmerge.planning.target import Guarantee
+    from dpmerge.planning.validation import PrivateValidation
     from dpmerge.portfolio import Portfolio
 
 __all__ = [
@@ -49,7 +52,10 @@ __all__ = [
     "Plan",
     "Portfolio",
     "PortfolioError",
+    "Prior",
     "PrivateMetric",
+    "PrivateValidation",
+    "PublicEvaluation",
     "TargetOutOfReach",
     "TensorMismatch",
     "UnsafePath",
@@ -68,6 +74,9 @@ _HOMES = {
     "Guarantee": "dpmerge.planning.target",
     "Plan": "dpmerge.planning.plan",
     "Portfolio": "dpmerge.portfolio",
+    "Prior": "dpmerge.planning.objectives",
+    "PrivateValidation": "dpmerge.planning.validation",
+    "PublicEvaluation": "dpmerge.planning.looking",
     "plan": "dpmerge.planning.planner",
 }
 

@@ -50,7 +50,7 @@ def test_explanations_fit_a_terminal(method: str, epsilon: float) -> None:
     result = planned("--method", method, epsilon=epsilon)
     assert result.exit_code == 0
     assert max(len(line) for line in result.stdout.splitlines()) <= 80
-    for words in ("It costs ε = ", "Predicted noise-to-signal", "Chosen by", "It rests on", "Caveats"):
+    for words in ("It costs ε = ", "Predicted noise-to-signal", "Chosen by", "Premises", "Caveats"):
         assert words in result.stdout
 
 
@@ -74,9 +74,9 @@ def test_an_impossible_target_names_the_smallest() -> None:
 
 def test_what_one_more_run_or_checkpoint_would_buy_is_said() -> None:
     text = " ".join(planned(epsilon=1.0).stdout.split())
-    assert "With a run more with the settings of c2-s64: 5% less noise." in text
-    assert "With the checkpoint c2-s32@14: 2% less noise." in text
-    assert "No further run or checkpoint" in " ".join(planned(epsilon=0.8).stdout.split())
+    assert "One more run with the settings of c2-s64 would allow 5% less noise." in text
+    assert "One more checkpoint, c2-s32@14, would allow 2% less noise." in text
+    assert "would save less than 1 % of it" in " ".join(planned(epsilon=0.8).stdout.split())
 
 
 def test_merged_trajectory_is_marked_where_it_is_no_proof() -> None:
@@ -84,7 +84,7 @@ def test_merged_trajectory_is_marked_where_it_is_no_proof() -> None:
     assert found["proved"] is False
     assert "assumed" in {caveat["name"] for caveat in found["caveats"]}
     assert [p["name"] for p in found["premises"] if not p["holds"]] == ["update_bounded_for_any_two_hidden_states"]
-    assert "Not proved for these runs" in planned("--theorem", "merged_trajectory").stdout
+    assert "NO GUARANTEE: these runs do not meet a premise" in planned("--theorem", "merged_trajectory").stdout
 
 
 @pytest.mark.parametrize("theorem", ["joint_release", "last_step"])
@@ -109,7 +109,11 @@ def test_saturate_and_prior() -> None:
     assert spent["guarantee"]["epsilon"] == pytest.approx(0.7, rel=1e-6)
     liked = document("--objective", "prior", "--prior", "c4-s32@20=0.9,ladder-1@20=0.1", epsilon=0.7)
     assert {name for c in liked["candidates"] for name in c["weights"]} == {"c4-s32@20", "ladder-1@20"}
-    assert "vouches that no model was looked at" in liked["chosen_by"]["rule"]
+    assert {
+        "name": "utilities_stated_without_looking_at_the_models",
+        "holds": True,
+        "vouched_by": "whoever stated them",
+    } in (liked["premises"])
 
 
 def test_rdp_costs_more_than_pld() -> None:
@@ -166,7 +170,7 @@ BAD: dict[str, tuple[tuple[object, ...], int, str]] = {
     "an unknown theorem": (("--theorem", "magic"), 2, "theorem: got 'magic'; accepted: auto, joint_release"),
     "an unknown accounting": (("--accounting", "gdp"), 2, "accounting: got 'gdp'; accepted: pld, rdp"),
     "a theorem for a selection": (("--method", "select", "--theorem", "last_step"), 2, "theorem: got 'last_step'"),
-    "a theorem that covers nothing": (("--theorem", "hidden_state"), 1, "hidden_state needs smoothness known"),
+    "a theorem that covers nothing": (("--theorem", "hidden_state"), 1, "(c2-s32 lacks: smoothness known)"),
     "no evaluator": (("--objective", "public_evaluation"), 2, "evaluator: got nothing; accepted: module:function"),
     "an evaluator nobody has": (
         ("--objective", "public_evaluation", "--evaluator", "nobody.knows:this"), 2, "evaluator: got",
@@ -197,8 +201,11 @@ BAD: dict[str, tuple[tuple[object, ...], int, str]] = {
     "validation without its ε": (
         ("--objective", "private_validation", "--evaluator", PUBLIC), 2, "validation-epsilon: got nothing",
     ),
-    "validation by a share": (
-        ("--objective", "private_validation", "--evaluator", PUBLIC, "--validation-epsilon", "1"), 2, "no count",
+    "validation dearer than the target": (
+        ("--objective", "private_validation", "--evaluator", PUBLIC, "--validation-epsilon", "1"), 2, "less than the",
+    ),
+    "validation by no count": (
+        ("--objective", "private_validation", "--evaluator", "math:prod", "--validation-epsilon", ".1"), 2, "not shown",
     ),
     "a plan into nowhere": (("-o", "nowhere/plan.json"), 2, "output: got 'nowhere'; accepted: a folder that exists"),
     "a non-private run nobody has": (("--non-private", "c9"), 2, "run: got 'c9'"),
@@ -219,7 +226,7 @@ def test_named_bad_input(case: str) -> None:
 BAD_TARGETS = {
     "δ above one": (0.8, 1.5, 2, "delta: got 1.5; accepted: a number strictly between 0 and 1"),
     "δ of zero": (0.8, 0, 2, "delta: got 0.0"),
-    "a negative ε": (-1, 1e-5, 2, "epsilon: got -1.0; accepted: a finite number > 0"),
+    "a negative ε": (-1, 1e-5, 2, "epsilon: got -1.0; accepted: a finite number ≥ 0"),
     "an ε of zero": (0, 1e-5, 2, "epsilon: got 0.0"),
     "an infinite ε": ("inf", 1e-5, 2, "epsilon: got inf"),
     "an ε that is no number": ("nan", 1e-5, 2, "epsilon: got nan"),

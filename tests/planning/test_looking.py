@@ -129,6 +129,8 @@ def test_uncharged_plans_are_marked_everywhere(mnist: Portfolio, accuracy: Any, 
     document = made.document()
     assert not made.charged
     assert document["charged"] is False
+    assert document["proved"] is False
+    assert document["chosen_by"]["looked_at"]
     assert document["chosen_by"]["kind"] == "uncharged"
     assert "uncharged" in {caveat["name"] for caveat in document["caveats"]}
     assert made.guarantee.epsilon <= TARGET.epsilon
@@ -151,23 +153,24 @@ def test_a_private_validation_set_is_charged_by_itself(mnist: Portfolio, accurac
         asked.append(1)
         return round(1000 * accuracy(tensors))
 
-    made = plan(mnist, TARGET, objective=PrivateValidation(evaluator=right, epsilon=0.5, evaluations=20))
-    validation = made.chosen_by["validation"]
-    assert validation["guarantee"] == {"epsilon": 0.5, "delta": 0.0}
-    assert validation["one_person_pays"]["epsilon"] == made.guarantee.epsilon + 0.5
-    assert made.guarantee.epsilon == joint(mnist, made.chosen_by["look"])
+    made = plan(mnist, TARGET, objective=PrivateValidation(evaluator=right, epsilon=0.1, evaluations=20))
+    sides = made.chosen_by["sides"]
+    assert sides["validation"] == {"epsilon": 0.1, "delta": 2.0**-500}
+    assert sides["training"]["epsilon"] == joint(mnist, made.chosen_by["look"])
+    assert Fraction(made.guarantee.epsilon) >= Fraction(sides["training"]["epsilon"]) + Fraction(0.1)
+    assert made.guarantee.epsilon <= TARGET.epsilon
     assert len(asked) == made.chosen_by["evaluations"] == 20
     assert not any("score" in name or "count" in name for name in made.chosen_by)
     apart = PrivateValidation(evaluator=right, epsilon=0.5, evaluations=5, disjoint_vouched_by="the data team")
     made = plan(mnist, TARGET, objective=apart)
-    assert made.chosen_by["validation"]["one_person_pays"]["epsilon"] == max(made.guarantee.epsilon, 0.5)
+    assert made.guarantee.epsilon == max(joint(mnist, made.chosen_by["look"]), 0.5)
     assert "training_and_validation_people_disjoint" in {premise.name for premise in made.premises}
 
 
 @pytest.mark.parametrize("score", [0.5, -1.0])
 def test_a_private_score_that_is_no_count_is_refused_without_naming_it(mnist: Portfolio, score: float) -> None:
     with pytest.raises(EvaluationFailed) as caught:
-        plan(mnist, TARGET, objective=PrivateValidation(evaluator=lambda _: score, epsilon=1.0))
+        plan(mnist, TARGET, objective=PrivateValidation(evaluator=lambda _: score, epsilon=0.5))
     assert str(score) not in str(caught.value)
 
 

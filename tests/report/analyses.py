@@ -174,9 +174,20 @@ def plans(rows: Array, costs: Array) -> tuple[Recommendation, ...]:
         if meeting.size:
             row = meeting[np.argmax(values[meeting])]
             outcomes = tuple((float(p), name) for p, name in zip(rows[row], NAMES, strict=True) if p > 0)
-            found.append(Recommendation(target, float(costs[row]), float(values[row]), "random_selection", outcomes))
+            found.append(
+                Recommendation(
+                    target,
+                    float(costs[row]),
+                    float(values[row]),
+                    "random_selection",
+                    outcomes,
+                    ({},) * len(outcomes),
+                    False,
+                )
+            )
     recipe = f"0.75 × {NAMES[1]} + 0.25 × {NAMES[2]} + noise of 0.05"
-    found.append(Recommendation(1.0, 0.983511, 0.8852, "last_step", ((1.0, recipe),)))
+    exact = {"weights": {NAMES[1]: 0.75, NAMES[2]: 0.25}, "release_noise": 0.05}
+    found.append(Recommendation(1.0, 0.983511, 0.8852, "last_step", ((1.0, recipe),), (exact,), True))
     return tuple(found)
 
 
@@ -223,8 +234,8 @@ def hostile() -> Analysis:
             ),
         ),
         recommendations=(
-            Recommendation(0.3, 0.29871, math.nan, HOSTILE[0], ((0.5, HOSTILE[1]), (0.5, HOSTILE[2]))),
-            Recommendation(0.9, math.inf, 0.8, "", ((1.0, HOSTILE[0]),)),
+            Recommendation(0.3, 0.29871, math.nan, HOSTILE[0], ((0.5, HOSTILE[1]), (0.5, HOSTILE[2])), ({}, {}), False),
+            Recommendation(0.9, math.inf, 0.8, "", ((1.0, HOSTILE[0]),), ({},), False),
         ),
         joint_epsilon=math.inf,
         caveats=HOSTILE,

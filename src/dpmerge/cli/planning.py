@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,6 +30,10 @@ EVALUATOR = Annotated[
     typer.Option(metavar="MODULE:FUNCTION", help="Scores merged models; or `linear:FILE.npz` for linear classifiers."),
 ]
 CACHE = Annotated[Path | None, typer.Option(help="Keep scores in this file, to go on after an interrupt.")]
+JOBS = Annotated[
+    int,
+    typer.Option(help="Threads that call the evaluator; more than 1 only if it may be called from several at once."),
+]
 ALLOW = Annotated[
     list[str] | None,
     typer.Option(help="Average in spite of `different_initial_weights` or `different_frozen_tensors`."),
@@ -80,6 +86,7 @@ def plan(
         typer.Option(metavar="WHO", help="Who vouches that nobody is in both the training and the validation set."),
     ] = None,
     cache: CACHE = None,
+    jobs: JOBS = 1,
     non_private: Annotated[
         list[str] | None, typer.Option(metavar="RUN", help="A run without privacy that may be drawn, rarely.")
     ] = None,
@@ -99,12 +106,13 @@ def plan(
 
     Example: `dpmerge plan examples/mnist --epsilon 0.8 --delta 1e-5`
     """
-    with one_line_errors():
-        from dpmerge.planning.advice import suggestions
+    with one_line_errors(_to_go_on(cache, evaluator)):
         from dpmerge.planning.planner import plan as compute
         from dpmerge.planning.target import Guarantee
 
         target = Guarantee(epsilon=epsilon, delta=delta)
+        target.require_target()
+        _require_writable("output", output)
         chosen = _objective(
             objective,
             prior=prior,
@@ -115,6 +123,7 @@ def plan(
             validation_epsilon=validation_epsilon,
             disjoint=disjoint,
             cache=cache,
+            jobs=jobs,
         )
         loaded = _loaded(portfolio, headers_only, allow)
         result = compute(
@@ -129,12 +138,13 @@ def plan(
         document = result.document()
         if output is not None:
             _save(output, document)
-    if as_json:
-        print_json(document)
-        return
-    from dpmerge.planning.plan_table import print_plan
+        if as_json:
+            print_json(document)
+            return
+        from dpmerge.planning.advice import suggestions
+        from dpmerge.planning.plan_table import print_plan
 
-    print_plan(result, suggestions(result), wide_console())
+        print_plan(result, suggestions(result), wide_console())
     if output is not None:
         typer.echo(f"\nSaved to {output}.")
 
@@ -151,7 +161,7 @@ def design(
     adjacency: Annotated[str, typer.Option(help="`replace_one` or `add_remove`.")] = "replace_one",
     as_json: AsJson = False,
 ) -> None:
-    """Which runs should be trained, so that any ε in a range can be served later?
+    """Which full-batch runs should be trained, so that any ε in a range can be served later?
 
     Chooses noise multipliers and the checkpoints to keep so that for every target some average of them costs just less:
     its noise is then hardly more than that of a model trained for exactly this target. Compared with the same number of
@@ -199,6 +209,7 @@ def frontier(
     targets: Annotated[int, typer.Option(help="For how many targets plans are recommended.")] = 24,
     evaluations: Annotated[int, typer.Option(help="How many merges may be scored.")] = 600,
     cache: CACHE = None,
+    jobs: JOBS = 1,
     allow: ALLOW = None,
     headers_only: HEADERS_ONLY = False,
     as_json: AsJson = False,
@@ -214,18 +225,22 @@ def frontier(
 
     Example: `dpmerge frontier examples/mnist --evaluator linear:examples/mnist/public.npz -o report.html`
     """
-    with one_line_errors():
+    with one_line_errors(_to_go_on(cache, evaluator)):
         from dpmerge.evaluation.evaluators import load_evaluator
         from dpmerge.evaluation.progress import shown
-        from dpmerge.planning.frontier import Scoring, analyse
+        from dpmerge.planning.bench import Scoring
+        from dpmerge.planning.frontier import analyse
 
-        if output is not None:
-            _require_folder("output", output.parent)
+        _require_writable("output", output)
+        if figures is not None:
+            _require_folder("figures", figures if figures.exists() else figures.parent)
         if cache is not None and evaluator is None:
             raise InvalidInput("cache", str(cache), "no cache without --evaluator")
         scoring = None
         if evaluator is not None:
-            scoring = Scoring(evaluator=load_evaluator(evaluator), evaluations=evaluations, cache=cache)
+            scoring = Scoring(
+                evaluator=load_evaluator(evaluator), evaluations=evaluations, cache=cache, executor=_threads(jobs)
+            )
         loaded = _loaded(portfolio, headers_only, allow)
         with shown(None, "planning") as progress:
             analysis = analyse(
@@ -260,15 +275,22 @@ def _written(analysis: Analysis, page: Path | None, figures: Path | None) -> lis
         write_page(analysis, page)
         written.append(page)
     if figures is not None:
-        _require_folder("figures", figures.parent)
         figures.mkdir(exist_ok=True)
         written += [*write_pictures(analysis, figures), *write_numbers(analysis, figures)]
     return written
 
 
+def _require_writable(field: str, file: Path | None) -> None:
+    """Refuse before hours of work what cannot be written after them."""
+    if file is not None and (not file.name or file.is_dir()):
+        raise InvalidInput(field, str(file), "the name of a file", found="a folder")
+    if file is not None:
+        _require_folder(field, file.parent)
+
+
 def _require_folder(field: str, folder: Path) -> None:
-    if not folder.is_dir():
-        raise InvalidInput(field, str(folder), "a folder that exists")
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise InvalidInput(field, str(folder), "a folder that exists and can be written to")
 
 
 def _loaded(path: Path, headers_only: bool, allow: Iterable[str] | None) -> Portfolio:
@@ -288,6 +310,7 @@ def _objective(
     validation_epsilon: float | None,
     disjoint: str | None,
     cache: Path | None,
+    jobs: int,
 ) -> Objective | PublicEvaluation | PrivateValidation:
     """The objective of that name; options that belong to another one are refused, not ignored."""
     from dpmerge.evaluation.evaluators import load_evaluator
@@ -304,6 +327,8 @@ def _objective(
         "--evaluator": (evaluator, looking),
         "--look": (look, looking),
         "--cache": (cache, ("public_evaluation",)),
+        "--evaluations": (evaluations, looking),
+        "--jobs": (jobs if jobs != 1 else None, looking),
         "--tuning uncharged": (tuning != "charged" or None, ("public_evaluation",)),
         "--validation-epsilon": (validation_epsilon, ("private_validation",)),
         "--disjoint": (disjoint, ("private_validation",)),
@@ -325,6 +350,7 @@ def _objective(
             look=seen,
             evaluations=500 if evaluations is None else evaluations,
             cache=cache,
+            executor=_threads(jobs),
         )
     if validation_epsilon is None:
         raise InvalidInput("validation-epsilon", None, "a finite number > 0 for private_validation", found="nothing")
@@ -334,7 +360,23 @@ def _objective(
         look=seen,
         evaluations=50 if evaluations is None else evaluations,
         disjoint_vouched_by=disjoint,
+        executor=_threads(jobs),
     )
+
+
+def _threads(jobs: int) -> Executor | None:
+    """None: one after the other."""
+    if jobs < 1:
+        raise InvalidInput("jobs", jobs, "an integer ≥ 1")
+    return ThreadPoolExecutor(jobs) if jobs > 1 else None
+
+
+def _to_go_on(cache: Path | None, evaluator: str | None) -> str:
+    """What to say to who interrupts."""
+    if evaluator is None:
+        return ""
+    kept = f"scores so far are in {cache}, the same command goes on from there"
+    return kept if cache is not None else "--cache FILE would have kept the scores"
 
 
 def _numbers(field: str, text: str | None) -> dict[str, float]:
@@ -358,5 +400,9 @@ def _numbers(field: str, text: str | None) -> dict[str, float]:
 def _save(file: Path, document: dict[str, Any]) -> None:
     from dpmerge.portfolio.manifest import write_atomically
 
-    _require_folder("output", file.parent)
-    write_atomically(file, (json.dumps(document, indent=2, allow_nan=False) + "\n").encode())
+    try:
+        write_atomically(file, (json.dumps(document, indent=2, allow_nan=False) + "\n").encode())
+    except OSError as error:
+        raise InvalidInput(
+            "output", str(file), "a file that can be written", found=f"{file} ({error.strerror})"
+        ) from None

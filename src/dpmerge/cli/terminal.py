@@ -27,7 +27,7 @@ def tolerate_narrow_encodings() -> None:
 
 
 @contextmanager
-def one_line_errors() -> Iterator[None]:
+def one_line_errors(when_interrupted: str = "") -> Iterator[None]:
     """Say what was wrong in one line on standard error; exit with 1 if there is no such guarantee, else with 2."""
     try:
         yield
@@ -35,6 +35,9 @@ def one_line_errors() -> Iterator[None]:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         no_such_guarantee = isinstance(error, NoGuarantee) and not isinstance(error, DeltaOutOfReach)
         raise typer.Exit(1 if no_such_guarantee else 2) from None
+    except KeyboardInterrupt:
+        print(f"interrupted{'; ' + when_interrupted if when_interrupted else ''}", file=sys.stderr)
+        raise typer.Exit(130) from None
 
 
 def print_json(document: Any) -> None:

@@ -26,7 +26,7 @@ from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.portfolio.recipe import Recipe
 from dpmerge.privacy import domain
 
-THREADS = 2
+THREADS = 1
 NOISE_DRAWS = 8
 _TOGETHER, _NOISY_TOGETHER = 512, 8
 """Recipes between two entries in the cache, where many are scored at once; noise makes each of them slow."""
@@ -44,7 +44,8 @@ def evaluate(
 ) -> list[float]:
     """The score of each recipe, in their order.
 
-    Merges are made and scored where `executor` says (two threads, if it does not); in processes the evaluator must be
+    Merges are made and scored where `executor` says (one after the other, if it does not, since an evaluator that keeps
+    a module of its own would mix up what two threads load into it); in processes the evaluator must be
     picklable, and only names travel, no weights. A BatchEvaluator scores in the calling thread, many at once.
 
     A recipe with release noise is scored by its mean over `noise_draws` simulated releases. Their noise is drawn from a

@@ -50,7 +50,7 @@ def suggestions(made: Plan) -> list[Suggestion]:
 
 def _tried(made: Plan, what: str, portfolio: Portfolio) -> Suggestion | None:
     try:
-        better = plan(portfolio, made.target, accounting=made.accounting, **made.asked)  # type: ignore[arg-type]
+        better = plan(portfolio, made.target, accounting=made.accounting, non_private=made.non_private, **made.asked)  # type: ignore[arg-type]
     except NoGuarantee:
         return None
     if better.noise_to_signal is None or made.noise_to_signal is None:
@@ -78,7 +78,7 @@ def _one_more_run(made: Plan) -> Iterator[tuple[str, Portfolio]]:
         name = f"another-{run.id}"
         manifest = run.manifest.model_copy(update={"run": name})
         twin = Run(manifest, run.folder, replace(mechanism, label=name), _renamed(run.checkpoints, name))
-        yield f"a run more with the settings of {run.id}", _with_runs(made.portfolio, [*made.portfolio.runs, twin])
+        yield f"One more run with the settings of {run.id}", _with_runs(made.portfolio, [*made.portfolio.runs, twin])
 
 
 def _one_more_checkpoint(made: Plan) -> Iterator[tuple[str, Portfolio]]:
@@ -91,7 +91,7 @@ def _one_more_checkpoint(made: Plan) -> Iterator[tuple[str, Portfolio]]:
         every = tuple(kept.get(step, replace(run.checkpoints[-1], step=step)) for step in steps)
         denser = Run(run.manifest, run.folder, run.mechanism, every)
         runs = [denser if other is run else other for other in made.portfolio.runs]
-        yield f"the checkpoint {run.id}@{{step}}", _with_runs(made.portfolio, runs)
+        yield f"One more checkpoint, {run.id}@{{step}},", _with_runs(made.portfolio, runs)
 
 
 def _involved_first(made: Plan) -> list[Run]:

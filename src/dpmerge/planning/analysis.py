@@ -110,6 +110,8 @@ class Recommendation:
     utility: float
     theorem: str
     outcomes: tuple[tuple[float, str], ...]  # (probability, recipe in words)
+    recipes: tuple[dict[str, Any], ...]  # of each outcome: exact weights and release noise
+    final: bool  # it holds only if nothing else of the runs it uses is ever released
 
 
 @dataclass(frozen=True)
@@ -140,6 +142,8 @@ def _plain(value: Any) -> Any:
         return _plain(value.tolist())
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, np.generic):
         return _plain(value.item())
     if isinstance(value, float):

@@ -63,7 +63,7 @@ class Candidate:
             "theorem": self.theorem,
             "proved": self.proved,
             "epsilon": json_number(self.profile.epsilon(delta)),
-            "mu": self.bound.mu,
+            "mu": json_number(self.bound.mu),
             "exposure": self.exposed(),
             "noise_to_signal": self.noise_to_signal,
         }

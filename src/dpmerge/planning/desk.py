@@ -8,15 +8,15 @@ Refuses: targets nothing in the portfolio meets, naming the smallest ε that som
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import numpy as np
 
 from dpmerge.errors import InvalidInput, NoGuarantee, TargetOutOfReach
 from dpmerge.planning.analysis import Accounting
-from dpmerge.planning.averages import Front, precision_average
-from dpmerge.planning.candidates import FINAL_THEOREMS, Candidate, Theorem, candidate, require_theorem
+from dpmerge.planning.averages import Front
+from dpmerge.planning.candidates import FINAL_THEOREMS, Candidate, Theorem, candidate, covered, require_theorem
 from dpmerge.planning.objectives import LeastNoise, Objective
 from dpmerge.planning.plan import Plan
 from dpmerge.planning.pool import Batch, Pool, averages, checkpoints
@@ -70,14 +70,25 @@ class Desk:
 
     @classmethod
     def of(
-        cls, usable: Rungs, target: Guarantee, objective: Objective, theorem: Theorem, accounting: Accounting
+        cls,
+        usable: Rungs,
+        target: Guarantee,
+        objective: Objective,
+        theorem: Theorem,
+        accounting: Accounting,
+        *,
+        combining: bool = True,
     ) -> Desk:
-        """Lay out everything that may be chosen for a target."""
-        require_theorem(theorem)
-        if accounting not in get_args(Accounting):
-            raise InvalidInput("accounting", accounting, ", ".join(get_args(Accounting)))
+        """Lay out everything that may be chosen for a target; combinations only where they may be."""
+        if not combining:
+            return cls(usable, target, objective, theorem, accounting, checkpoints(usable), ())
         # A shade below the budget, so that what is solved for it fits whatever is rounded on the way.
-        mu = mu_budget(Guarantee(epsilon=target.epsilon, delta=target.delta * (1 - 10 * _SLACKS[0])), accounting)
+        shade = 1 - 10 * _SLACKS[0]
+        by_pld = accounting == "pld"
+        shaded = Guarantee(
+            epsilon=target.epsilon * (1 if by_pld else shade), delta=target.delta * (shade if by_pld else 1)
+        )
+        mu = mu_budget(shaded, accounting)
         fronts: list[Front] = []
         combined: list[Batch] = []
         for front, batch in averages(usable, mu**2):
@@ -92,14 +103,11 @@ class Desk:
                     fronts,
                     lambda batch: objective.scores(batch, usable),
                     release_noise=objective.uses_release_noise,
-                    assumed=theorem == name,
+                    by_name=theorem == name,
                 )
-        desk = cls(usable, target, objective, theorem, accounting, checkpoints(usable), tuple(combined))
         if theorem not in ("auto", "joint_release") and not combined:
-            names = [of_run[-1].name for of_run in usable.groups[0]]
-            candidate(usable.portfolio, precision_average([usable[names[0]]]), delta=target.delta, theorem=theorem)
-            raise NoGuarantee(f"{theorem} covers no combination of these runs")
-        return desk
+            raise _uncovered(usable, theorem)
+        return cls(usable, target, objective, theorem, accounting, checkpoints(usable), tuple(combined))
 
     def plan(self, method: Method) -> Plan:
         """The best plan of one method."""
@@ -120,7 +128,8 @@ class Desk:
             desk = Desk.of(finished, self.target, self.objective, self.theorem, self.accounting)
             trained = desk._mixture(desk._batches("mix"), drawn=True, biased=True)
             if trained is not None and abs(trained.score) <= LESS_NOISE * abs(anything.score):
-                return desk.preferred()
+                best = self._mixture(whole, drawn=True, biased=False)
+                return replace(desk.preferred(), passed_over=None if best is None else -best.score)
         unlocked = tuple(batch for batch in whole if batch.theorem not in FINAL_THEOREMS)
         choices: tuple[tuple[Method, tuple[Batch, ...]], ...] = (
             ("combine", unlocked), ("mix", unlocked), ("combine", whole), ("mix", whole),
@@ -160,6 +169,7 @@ class Desk:
         return best_mixture(costs, scores, limit) if drawn else _best_alone(costs.max(axis=0), scores, limit)
 
     def _scores(self, batches: Sequence[Batch], biased: bool) -> Array:
+        """Higher is better; candidates of which nothing is known are not numbers, and are never chosen."""
         scores = np.concatenate([self.objective.scores(batch, self.rungs) for batch in batches])
         if biased:
             doubts = np.concatenate([self.objective.doubts(batch, self.rungs) for batch in batches])
@@ -188,26 +198,44 @@ class Desk:
                     profile=profile,
                     chosen_by=self.objective.document(),
                     asked={"method": asked, "theorem": self.theorem},
+                    further_premises=self.objective.premises(),
                     joint_epsilon=joint_epsilon(self.rungs.portfolio, self.target.delta),
                     left_out=self.rungs.left_out,
+                    non_private=self.rungs.non_private,
                 )
         raise self._out_of_reach(method, batches)
 
     def _candidate(self, recipe: Recipe, theorem: Theorem) -> Candidate:
         return candidate(self.rungs.portfolio, recipe, delta=self.target.delta, theorem=theorem)
 
-    def _out_of_reach(self, method: Method, batches: Sequence[Batch]) -> TargetOutOfReach:
+    def _out_of_reach(self, method: Method, batches: Sequence[Batch]) -> TargetOutOfReach | InvalidInput:
         pool, delta = Pool(tuple(batches)), self.target.delta
+        known = np.isfinite(self._scores(batches, biased=False))
+        if not known.any():
+            accepted = "an objective that knows these checkpoints"
+            if isinstance(self.objective, LeastNoise):
+                accepted = "saturate, prior or public_evaluation: nobody recorded the rates and noise of these runs"
+            return InvalidInput("objective", self.objective.name, accepted)
         if self.accounting == "rdp":
             epsilons = renyi_epsilon(DEFAULT_ORDERS, pool.curves(DEFAULT_ORDERS), delta, "improved")
         else:
             epsilons = pool.epsilons(delta)
-        place = int(np.argmin(epsilons))
+        place = int(np.argmin(np.where(known, epsilons, np.inf)))
         recipe, _ = pool.entry(place)
         hint = ""
-        if any(rungs for rungs in covered_rungs(self.rungs, "hidden_state", assumed=False)) and method == "select":
+        if any(rungs for rungs in covered_rungs(self.rungs, "hidden_state", by_name=False)) and method == "select":
             hint = "method combine or mix reaches any epsilon here, by adding release noise"
         return TargetOutOfReach(self.target.epsilon, delta, float(epsilons[place]), str(recipe), hint)
+
+
+def _uncovered(usable: Rungs, theorem: Theorem) -> NoGuarantee:
+    last = usable.groups[0][0][-1]
+    bound = covered(usable.portfolio, [last.name], theorem)
+    missing = [premise.name.replace("_", " ") for premise in bound.premises if not premise.holds]
+    return NoGuarantee(
+        f"theorem: got {theorem}, which covers none of these runs ({last.run.id} lacks: "
+        f"{', '.join(missing) or 'a formula'}); accepted: auto, or one that `dpmerge inspect` shows for them"
+    )
 
 
 def _best_alone(costs: Array, scores: Array, limit: float) -> Mixture | None:

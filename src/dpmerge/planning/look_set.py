@@ -55,6 +55,7 @@ def look_set(rungs: Rungs, target: Guarantee, declared: Sequence[str] | None, ac
         if not latest:
             raise InvalidInput("look", [], "at least one checkpoint, as run@step")
         chosen = list(latest.values())
+        Exposure.of(rung.checkpoint for rung in chosen).profile()  # where there is no number, this says why
         if (cost := _joint(chosen, accounting, target.delta)) > target.epsilon:
             words = f"the look set {', '.join(rung.name for rung in chosen)}"
             raise TargetOutOfReach(target.epsilon, target.delta, cost, words, "look at less, or raise the target")

@@ -7,7 +7,7 @@ Refuses: look sets that do not fit the target; theorems other than joint release
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from itertools import islice
@@ -34,6 +34,8 @@ from dpmerge.privacy.premises import Premise
 
 Tuning = Literal["charged", "uncharged"]
 
+MOST_EVALUATIONS = 1_000_000
+
 
 @dataclass(frozen=True, kw_only=True)
 class PublicEvaluation:
@@ -54,7 +56,7 @@ class PublicEvaluation:
     def __post_init__(self) -> None:
         if self.tuning not in get_args(Tuning):
             raise InvalidInput("tuning", self.tuning, " or ".join(get_args(Tuning)))
-        domain.integer("evaluations", self.evaluations, least=1)
+        domain.integer("evaluations", self.evaluations, least=1, most=MOST_EVALUATIONS)
         if self.look is not None and self.tuning == "uncharged":
             raise InvalidInput("look", list(self.look), "no look set where looking is not charged")
 
@@ -85,20 +87,38 @@ def looked_plan(
     tried = dict(zip(recipes, scores, strict=True))
     if method != "select":
         _climbed(rungs, look, objective, tried)
-    best = max(tried, key=lambda recipe: tried[recipe])
+    best = _best(rungs, tried)
     return priced_plan(
         rungs, target, look, best, method, accounting,
         chosen_by={
             "kind": "public_evaluation",
             "objective": "public_evaluation",
-            "rule": f"the best score of {len(tried)} merges on public data",
+            "rule": f"the best score of {len(tried)} candidates on public data",
             "look": {rung.run.id: rung.saved.step for rung in look.latest},
             "evaluations": len(tried),
-            "evaluator": identity_of(objective.evaluator) or repr(objective.evaluator),
+            "evaluator": described(objective.evaluator),
             "score": tried[best],
         },
         premises=(Premise("evaluation_data_public", True, "whoever named the evaluator"), look.premise()),
     )  # fmt: skip
+
+
+def described(evaluator: Evaluator) -> str:
+    """An evaluator by its identity, or by its name; never by where it lies in memory."""
+    name = getattr(evaluator, "__qualname__", type(evaluator).__qualname__)
+    return identity_of(evaluator) or f"{getattr(evaluator, '__module__', '?')}:{name}"
+
+
+def _best(rungs: Rungs, tried: Mapping[Recipe, float]) -> Recipe:
+    """The best score; of equal ones the least predicted noise."""
+
+    def noise(recipe: Recipe) -> float:
+        combination = linear_combination(rungs.portfolio, recipe)
+        ratio = noise_to_signal(combination.checkpoints, combination.weights, recipe.release_noise)
+        return float("inf") if ratio is None else ratio
+
+    highest = max(tried.values())
+    return min((recipe for recipe, score in tried.items() if score == highest), key=noise)
 
 
 def require_joint_release(theorem: Theorem) -> None:

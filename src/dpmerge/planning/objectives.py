@@ -17,6 +17,7 @@ from dpmerge.planning.pool import Batch
 from dpmerge.planning.rungs import Rungs
 from dpmerge.privacy import domain
 from dpmerge.privacy.domain import Array
+from dpmerge.privacy.premises import Premise
 
 
 class Objective(Protocol):
@@ -36,6 +37,10 @@ class Objective(Protocol):
         """From 0 to 1, what speaks against a candidate that scores as well as others."""
         ...
 
+    def premises(self) -> tuple[Premise, ...]:
+        """What has to be true of the choice itself."""
+        ...
+
     def document(self) -> dict[str, Any]: ...
 
 
@@ -52,12 +57,15 @@ class LeastNoise:
     def doubts(self, batch: Batch, rungs: Rungs) -> Array:
         """Of equally noisy merges the one of fewer and more private runs: less is used up, and less is locked."""
         own = np.array([rung.epsilon if np.isfinite(rung.epsilon) else 0.0 for rung in batch.rungs])
-        dearest = max(rung.epsilon for rung in rungs.usable if np.isfinite(rung.epsilon))
+        dearest = max((rung.epsilon for rung in rungs.usable if np.isfinite(rung.epsilon)), default=0.0) or 1.0
         count = np.count_nonzero(batch.rows, axis=1) / len(rungs.portfolio.runs)
         return np.asarray((count + batch.rows @ own / dearest) / 2)
 
     def document(self) -> dict[str, Any]:
         return {"kind": "data_independent", "objective": self.name, "rule": "least predicted noise-to-signal"}
+
+    def premises(self) -> tuple[Premise, ...]:
+        return ()
 
 
 @dataclass(frozen=True)
@@ -78,6 +86,9 @@ class Saturate:
 
     def document(self) -> dict[str, Any]:
         return {"kind": "data_independent", "objective": self.name, "rule": "spend the budget towards the less private"}
+
+    def premises(self) -> tuple[Premise, ...]:
+        return ()
 
 
 @dataclass(frozen=True)
@@ -114,9 +125,12 @@ class Prior:
         return {
             "kind": "data_independent",
             "objective": self.name,
-            "rule": "utilities stated by the user, who vouches that no model was looked at",
+            "rule": "utilities stated beforehand",
             "prior": dict(self.utilities),
         }
+
+    def premises(self) -> tuple[Premise, ...]:
+        return (Premise("utilities_stated_without_looking_at_the_models", True, "whoever stated them"),)
 
 
 OBJECTIVES: dict[str, type[LeastNoise] | type[Saturate]] = {"noise": LeastNoise, "saturate": Saturate}

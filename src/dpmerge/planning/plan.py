@@ -6,6 +6,7 @@ target; every premise is listed with who vouches for it. A plan that is not prov
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,6 +43,8 @@ class Plan:
     further_premises: tuple[Premise, ...] = ()
     joint_epsilon: float | None = None  # of everything in the portfolio; None where there is no number
     left_out: Mapping[str, str] = field(default_factory=dict)
+    non_private: tuple[str, ...] = ()
+    passed_over: float | None = None  # the noise-to-signal that checkpoints auto did not use would have made possible
 
     @property
     def theorem(self) -> str:
@@ -57,7 +60,7 @@ class Plan:
 
     @property
     def proved(self) -> bool:
-        return all(premise.holds for premise in self.premises)
+        return all(c.proved for c in self.candidates) and all(premise.holds for premise in self.further_premises)
 
     @property
     def charged(self) -> bool:
@@ -80,9 +83,13 @@ class Plan:
         merged: dict[str, Premise] = {}
         for premise in self._each_premise():
             known = merged.get(premise.name)
-            if known is None or (known.holds and not premise.holds) or known.vouched_by in premise.vouched_by:
+            if known is None or (known.holds and not premise.holds):
                 merged[premise.name] = premise
-            elif known.holds == premise.holds and premise.vouched_by not in known.vouched_by:
+            elif known.holds != premise.holds or premise.vouched_by in known.vouched_by:
+                continue
+            elif known.vouched_by in premise.vouched_by:
+                merged[premise.name] = premise
+            else:
                 voices = f"{known.vouched_by}, {premise.vouched_by}"
                 merged[premise.name] = Premise(premise.name, premise.holds, voices)
         return tuple(merged.values())
@@ -125,12 +132,31 @@ class Plan:
         if self.chosen_by["kind"] in ("public_evaluation", "private_validation"):
             text = "pays for this look set; nobody may have looked at other models, or chosen again after another look"
             yield Caveat("looked", "plan", text)
+        if self.chosen_by["kind"] == "private_validation":
+            text = "making this plan again draws again, and costs people in the validation set their ε again"
+            yield Caveat("drawn_on_private_data", "plan", text)
+        if any(math.isinf(candidate.profile.epsilon(self.target.delta)) for candidate in self.candidates):
+            yield Caveat("non_private", "plan", "a model without any privacy may be drawn, with a probability below δ")
         if len(self.candidates) > 1:
             text = "the guarantee holds before the draw; once it is known which candidate was drawn, its own ε holds"
             yield Caveat("ex_ante", "plan", text)
         if self.is_final:
             text = "holds only if nothing else of these runs is ever released, before or after"
             yield Caveat("final", "plan", text)
+
+    def __repr__(self) -> str:
+        outcomes = zip(self.probabilities, self.candidates, strict=True)
+        words = "; ".join(f"{p:.4g}: {c.recipe}" if p < 1 else str(c.recipe) for p, c in outcomes)
+        marks = ("" if self.proved else ", not proved") + ("" if self.charged else ", not paid for")
+        return (
+            f"Plan({words}; ε = {self.guarantee.epsilon:.6g} at δ = {self.guarantee.delta:g} by {self.theorem}{marks})"
+        )
+
+    def __str__(self) -> str:
+        """As `dpmerge plan` explains it."""
+        from dpmerge.planning.plan_table import explained
+
+        return explained(self)
 
     def document(self) -> dict[str, Any]:
         """As `dpmerge plan --json` prints it and `-o` saves it."""

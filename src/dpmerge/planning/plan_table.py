@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Sequence
 
@@ -11,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dpmerge.account.table import shown
-from dpmerge.planning.advice import Suggestion
+from dpmerge.planning.advice import Suggestion, suggestions
 from dpmerge.planning.candidates import Candidate
 from dpmerge.planning.plan import Plan
 from dpmerge.planning.rungs import rungs
@@ -27,32 +28,49 @@ THEOREM_WORDS = {
 }
 
 
-def print_plan(plan: Plan, suggestions: Sequence[Suggestion], console: Console) -> None:
+def explained(plan: Plan, width: int = 80) -> str:
+    """The explanation as text."""
+    printed = io.StringIO()
+    print_plan(plan, suggestions(plan), Console(file=printed, width=width))
+    return "\n".join(line.rstrip() for line in printed.getvalue().splitlines())
+
+
+def print_plan(plan: Plan, better: Sequence[Suggestion], console: Console) -> None:
     """Print the plan as a person would explain it."""
+    portfolio = plan.portfolio
     console.print(
         Text(f"Target: ε = {plan.target.epsilon:g} at δ = {plan.target.delta:g}", style="bold"),
-        Text(f"{plan.portfolio.dataset}; unit of privacy: {plan.portfolio.unit}; {plan.portfolio.adjacency}\n"),
+        Text(f"{portfolio.dataset}; unit of privacy: {portfolio.unit}; {portfolio.adjacency}\n"),
         sep="\n",
     )
+    if not plan.proved:
+        console.print(Text(f"NO GUARANTEE: {_why_not(plan)}\n", style="bold yellow"))
     if len(plan.candidates) > 1:
         console.print(Text("Release one of these, drawn at random", style="bold"))
         console.print(_draw(plan))
-    for number, candidate in enumerate(plan.candidates, start=1):
-        if len(plan.candidates) == 1 or not candidate.recipe.is_one_checkpoint:
-            console.print(Text(_heading(candidate, number, len(plan.candidates)), style="bold"))
-            console.print(_parts(candidate))
+    merges = [c for c in plan.candidates if len(plan.candidates) == 1 or not c.recipe.is_one_checkpoint]
+    for number, candidate in enumerate(merges, start=1):
+        console.print(Text(_heading(candidate, number if len(plan.candidates) > 1 else None), style="bold"))
+        console.print(_parts(candidate))
     console.print(_cost(plan))
     console.print(_left(plan))
-    for suggestion in suggestions:
-        console.print(f"With {suggestion.what}: {suggestion.saves:.0%} less noise.", highlight=False)
-    if not suggestions and plan.chosen_by.get("objective") == "noise":
-        console.print("No further run or checkpoint with these settings would save 1 % of it.", highlight=False)
+    for suggestion in better:
+        console.print(f"{suggestion.what} would allow {suggestion.saves:.0%} less noise.", highlight=False)
+    if not better and plan.chosen_by.get("objective") == "noise":
+        console.print("One more run or checkpoint with these settings would save less than 1 % of it.", highlight=False)
     console.print(_choice(plan))
-    console.print(Text("\nIt rests on what is vouched for by", style="bold"))
+    console.print(Text("\nPremises, by who vouches for them", style="bold"))
     console.print(_premises(plan))
     if plan.caveats:
         console.print(Text("\nCaveats", style="bold"))
         console.print(_caveats(plan))
+
+
+def _why_not(plan: Plan) -> str:
+    if not plan.charged:
+        return "chosen by looking at models that are not paid for."
+    failing = [premise.name.replace("_", " ") for premise in plan.premises if not premise.holds]
+    return f"these runs do not meet a premise ({', '.join(failing)})."
 
 
 def _draw(plan: Plan) -> Table:
@@ -60,10 +78,13 @@ def _draw(plan: Plan) -> Table:
     table.add_column("probability", justify="right", no_wrap=True)
     table.add_column("candidate")
     table.add_column("its own ε", justify="right", no_wrap=True)
-    for number, (probability, candidate) in enumerate(zip(plan.probabilities, plan.candidates, strict=True), start=1):
-        name = candidate.recipe.names[0] if candidate.recipe.is_one_checkpoint else f"merge {number}, below"
-        own = shown(candidate.profile.epsilon(plan.target.delta))
-        table.add_row(_probability(probability), name, own)
+    merges = 0
+    for probability, candidate in zip(plan.probabilities, plan.candidates, strict=True):
+        name = candidate.recipe.names[0]
+        if not candidate.recipe.is_one_checkpoint:
+            merges += 1
+            name = f"merge {merges}, below"
+        table.add_row(_probability(probability), name, shown(candidate.profile.epsilon(plan.target.delta)))
     return table
 
 
@@ -72,42 +93,49 @@ def _probability(value: float) -> str:
     return f"{value:.6f}" if 1e-6 < value < 1 - 1e-6 or value == 1 else f"{value:.3g}"
 
 
-def _heading(candidate: Candidate, number: int, count: int) -> str:
-    which = f"Merge {number}: the" if count > 1 else "Release the"
+def _heading(candidate: Candidate, number: int | None) -> str:
+    which = "Release the" if number is None else f"Merge {number}: the"
     if len(candidate.recipe.parts) == 1:
         return f"{which} checkpoint" + (" with noise added" if candidate.recipe.release_noise else "")
     return f"{which} weighted average of {len(candidate.recipe.parts)} checkpoints"
 
 
 def _parts(candidate: Candidate) -> Table:
-    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2))
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column()
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("weight", justify="right", no_wrap=True)
+    table.add_column("checkpoint (run@step)")
     parts = sorted(candidate.recipe.parts, key=lambda part: -part[1])
     for name, weight in parts[:MOST_PARTS]:
         table.add_row(f"{weight:.6f}", name)
     if len(parts) > MOST_PARTS:
         table.add_row("…", f"and {len(parts) - MOST_PARTS} more (--json has them)")
     if candidate.recipe.release_noise:
-        noise = f"Gaussian noise of standard deviation {candidate.recipe.release_noise:.4g} on every trained weight"
+        noise = f"Gaussian noise of standard deviation {candidate.recipe.release_noise:.6g} on each trained weight"
         table.add_row("plus", noise)
     return table
 
 
 def _cost(plan: Plan) -> Text:
     words = THEOREM_WORDS[plan.theorem.removesuffix("_prepended")]
-    verdict = Text(
-        f"\nIt costs ε = {shown(plan.guarantee.epsilon)} at δ = {plan.guarantee.delta:g}", style="bold green"
-    )
+    would = "It costs" if plan.proved else "It would cost"
+    text = Text(f"{would} ε = {shown(plan.guarantee.epsilon)} at δ = {plan.guarantee.delta:g}", style="bold green")
     if not plan.proved:
-        verdict.stylize("bold yellow")
-    mu = plan.candidates[0].bound.mu if len(plan.candidates) == 1 and plan.accounting == "pld" else None
-    exact = f" (μ = {shown(mu)})" if mu is not None else ""
-    by = f"{exact}, by {plan.theorem}: {words}."
-    verdict.append(by if plan.accounting == "pld" else f"{by} Accounted for by Rényi divergence.", style="not bold")
-    if not plan.proved:
-        verdict.append("\nNot proved for these runs; see the caveats.", style="bold yellow")
-    return verdict
+        text.stylize("bold yellow")
+    mu = plan.candidates[0].bound.mu if len(plan.candidates) == 1 and "sides" not in plan.chosen_by else None
+    exact = f" (μ = {shown(mu)})" if mu is not None and plan.accounting == "pld" else ""
+    text.append(f"{exact}, by {plan.theorem}: {words}.", style="not bold")
+    if plan.accounting == "rdp":
+        text.append(" Accounted for by Rényi divergence.", style="not bold")
+    if "sides" in plan.chosen_by:
+        sides = plan.chosen_by["sides"]
+        text.append(
+            f"\nThat is for one person: {shown(sides['training']['epsilon'])} for being trained on, "
+            f"{shown(sides['validation']['epsilon'])} for the choice on the validation set; {sides['because']}.",
+            style="not bold",
+        )
+    elif "look" in plan.chosen_by:
+        text.append(" That is the price of the look set, whatever is released of it.", style="not bold")
+    return text
 
 
 def _left(plan: Plan) -> Text:
@@ -128,22 +156,20 @@ def _left(plan: Plan) -> Text:
 
 
 def _compared(plan: Plan, ratio: float) -> str:
-    """How the plan compares with the least noisy checkpoint that meets the target as it is."""
+    """How the plan compares with the best checkpoint that meets the target as it is, and with what auto left out."""
+    if plan.passed_over is not None and plan.passed_over < 0.99 * ratio:
+        return (
+            ". Checkpoints from the first 80 % of their runs were passed over: --method mix would use them, with "
+            f"{1 - plan.passed_over / ratio:.0%} less noise, but noise is not all"
+        )
     fitting = [
-        (1 / rung.noise.precision, rung)
-        for rung in rungs(plan.portfolio, plan.target.delta).usable
+        (1 / rung.noise.precision, rung.name)
+        for rung in rungs(plan.portfolio, plan.target.delta, non_private=plan.non_private).usable
         if rung.noise is not None and rung.noise.variance > 0 and rung.epsilon <= plan.target.epsilon
     ]
-    if not fitting:
-        return ""
-    least, best = min(fitting, key=lambda pair: pair[0])
-    if ratio < least * 0.999:
-        return f", {1 - ratio / least:.0%} less than {best.name}, the best checkpoint within the target"
-    if ratio > least * 1.001 and plan.asked["method"] == "auto":
-        return (
-            f". {best.name} alone would carry less ({least:.4g}), but went only {best.way:.0%} of its run's way; "
-            "--method mix would use it"
-        )
+    least, name = min(fitting, default=(0.0, ""))
+    if ratio < 0.995 * least:
+        return f", {1 - ratio / least:.0%} less than {name}, the best checkpoint within the target"
     return ""
 
 
@@ -155,17 +181,14 @@ def _choice(plan: Plan) -> Text:
         "uncharged": "NOT paid for",
         "private_validation": "every model scored is paid for",
     }[chosen["kind"]]
+    if chosen["objective"] == "prior":
+        looked = "without looking at the models, says who stated them"
     text = Text(f"Chosen by: {chosen['rule']} ({looked}).")
+    if "score" in chosen:
+        text.append(f" Its score: {chosen['score']:.6g}.")
     if "look" in chosen:
         seen = ", ".join(f"{run}@{step}" for run, step in chosen["look"].items())
         text.append(f"\nLook set: everything kept up to {seen}.")
-    if "validation" in chosen:
-        validation = chosen["validation"]
-        text.append(
-            f"\nPeople in the validation set pay ε = {shown(validation['guarantee']['epsilon'])} for the choice; one "
-            f"person pays at most ε = {shown(validation['one_person_pays']['epsilon'])}, because "
-            f"{validation['because']}."
-        )
     return text
 
 
@@ -203,5 +226,5 @@ def _caveats(plan: Plan) -> Table:
     grid.add_column()
     for text, places in same.items():
         everyone = len(involved) > 1 and set(places) == involved
-        grid.add_row("all runs of it" if everyone else ", ".join(places), text)
+        grid.add_row("all these runs" if everyone else ", ".join(places), text)
     return grid

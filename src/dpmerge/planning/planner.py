@@ -8,8 +8,9 @@ Refuses: targets nothing in the portfolio meets, naming the smallest ε that som
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Literal
+from typing import Literal, get_args
 
+from dpmerge.errors import InvalidInput
 from dpmerge.planning.analysis import Accounting
 from dpmerge.planning.candidates import Theorem
 from dpmerge.planning.desk import Desk, Method, require_method
@@ -21,6 +22,7 @@ from dpmerge.planning.target import Guarantee
 from dpmerge.planning.uncharged import uncharged_plan
 from dpmerge.planning.validation import PrivateValidation, validated_plan
 from dpmerge.portfolio.portfolio import Portfolio
+from dpmerge.privacy import domain
 
 ObjectiveName = Literal["noise", "saturate"]
 
@@ -45,13 +47,19 @@ def plan(
     by privacy loss distributions or Rényi divergence. `non_private` names runs without privacy that may be drawn
     (with a probability below δ).
     """
+    domain.instance("portfolio", portfolio, Portfolio, "a Portfolio, as Portfolio.load returns it")
+    domain.instance("target", target, Guarantee, "a Guarantee(epsilon=…, delta=…)")
+    target.require_target()
     require_method(method, theorem)
+    if accounting not in get_args(Accounting):
+        raise InvalidInput("accounting", accounting, ", ".join(get_args(Accounting)))
     usable = rungs(portfolio, target.delta, non_private=non_private)
     if isinstance(objective, PublicEvaluation) and objective.tuning == "charged":
         return looked_plan(usable, target, objective, method, theorem, accounting)
     if isinstance(objective, PrivateValidation):
         return validated_plan(usable, target, objective, method, theorem, accounting)
     if isinstance(objective, PublicEvaluation):
-        return uncharged_plan(Desk.of(usable, target, LeastNoise(), theorem, accounting), objective, method)
-    desk = Desk.of(usable, target, objective_named(objective), theorem, accounting)
+        desk = Desk.of(usable, target, LeastNoise(), theorem, accounting, combining=method != "select")
+        return uncharged_plan(desk, objective, method)
+    desk = Desk.of(usable, target, objective_named(objective), theorem, accounting, combining=method != "select")
     return desk.preferred() if method == "auto" else desk.plan(method)

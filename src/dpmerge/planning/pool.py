@@ -28,7 +28,7 @@ from dpmerge.privacy.gaussian import GaussianProfile, gaussian_epsilon, safe_gau
 from dpmerge.privacy.profile import PrivacyProfile
 from dpmerge.privacy.renyi import RenyiProfile
 
-MOST_CONVOLVED = 24
+MOST_CONVOLVED = 12
 """Averages of sampled runs that are priced: each takes a convolution, not a sum."""
 
 
@@ -129,7 +129,9 @@ def checkpoints(rungs: Rungs) -> Batch:
 
 def averages(rungs: Rungs, squared_mu: float) -> Iterable[tuple[Front, Batch]]:
     """By joint release the fronts of all groups: of full-batch runs whole, of sampled ones what is near the budget."""
-    for group in rungs.groups:
+    for everyone in rungs.groups:
+        # Runs whose noise may be another's have no joint cost.
+        group = [of_run for of_run in everyone if of_run[0].is_independent]
         gaussian = [kept for of_run in group if (kept := tuple(r for r in of_run if r.is_gaussian))]
         if gaussian and len(found := front(rungs, gaussian)):
             yield found, _front_batch(found)

@@ -1,8 +1,10 @@
 """The linear program of random selection: the probabilities with the best expected score that meet a target.
 
-Guarantees: exact. Under privacy loss distributions the constraints are two, Σ π_i δ±_i(ε) ≤ δ; under Rényi divergence
-one for each order α, Σ π_i e^{(α−1)ρ_i(α)} ≤ e^{(α−1)B_α}, of which meeting a single one is enough: the best of
-all orders is taken. Probabilities are multiples of 2⁻⁵³ that sum to exactly one, so that a draw can use integers.
+Guarantees: exact to 1e-11 of the limit, for which a caller leaves slack. Under privacy loss distributions the
+constraints are two, Σ π_i δ±_i(ε) ≤ δ; under Rényi divergence one for each order α, of which meeting one is enough,
+    Σ π_i e^{(α−1)ρ_i(α)} ≤ e^{(α−1)B_α}:
+the best of all orders is taken. Probabilities are multiples of 2⁻⁵³ that sum to exactly one, so that a draw can use
+integers.
 Refuses (None): targets that no mixture meets.
 """
 
@@ -18,6 +20,8 @@ from dpmerge.privacy.domain import Array
 from dpmerge.privacy.renyi import renyi_penalty
 
 Places = npt.NDArray[np.intp]
+
+_MOST_PIVOTS = 100
 
 UNITS = 2**53
 """Probabilities are whole numbers of this many parts: exactly a double, and exactly an integer to draw by."""
@@ -39,8 +43,11 @@ def best_mixture(costs: Array, scores: Array, limit: float) -> Mixture | None:
     the limit. Otherwise the simplex method, on the candidates that no other one beats in every respect.
     """
     finite = np.flatnonzero(np.isfinite(scores) & np.all(np.isfinite(costs), axis=0))
-    # Scaled by the limit: a solver's tolerance is absolute.
-    scaled, values = costs[:, finite] / limit, scores[finite]
+    # Scaled by the limit: a solver's tolerance is absolute. What overflows cannot be drawn at all.
+    with np.errstate(over="ignore"):
+        scaled, values = costs[:, finite] / limit, scores[finite]
+    drawable = np.all(np.isfinite(scaled), axis=0)
+    finite, scaled, values = finite[drawable], scaled[:, drawable], values[drawable]
     if not finite.size:
         return None
     in_the_plane = np.array_equal(scaled[0], scaled[-1])
@@ -141,7 +148,50 @@ def _by_simplex(costs: Array, scores: Array) -> tuple[Places, Array] | None:
         return None
     shares = np.maximum(result.x, 0.0) / scale
     support = np.flatnonzero(result.x > 1e-12)
-    return kept[support], shares[support]
+    places, exact = _pivoted(costs[:, kept], scores[kept], support, shares[support])
+    return kept[places], exact
+
+
+def _pivoted(costs: Array, scores: Array, support: Places, shares: Array) -> tuple[Places, Array]:
+    """Go on from the solver's vertex as long as a candidate improves it: its tolerance is relative to the widest score.
+
+    The simplex method on three rows, Σ π = 1 and a slack for each cost; a basis that cannot be solved ends it, with the
+    best vertex so far.
+    """
+    rows, count = costs.shape
+    columns = np.hstack([np.vstack([costs, np.ones(count)]), np.vstack([np.eye(rows), np.zeros(rows)])])
+    gains = np.concatenate([scores, np.zeros(rows)])
+    limits = np.ones(rows + 1)
+    slack = 1 - costs[:, support] @ shares
+    basis = [*support.tolist(), *(count + np.argsort(-slack)[: rows + 1 - support.size]).tolist()]
+    best, best_value = (support, shares), float(shares @ scores[support])
+    for _ in range(_MOST_PIVOTS):
+        square = columns[:, basis]
+        if len(basis) != rows + 1 or abs(np.linalg.det(square)) < 1e-250:
+            break
+        values = np.linalg.solve(square, limits)
+        if values.min() < -1e-12:
+            break
+        taken = [(place, value) for place, value in zip(basis, values, strict=True) if place < count and value > 0]
+        value = float(sum(share * scores[place] for place, share in taken))
+        spent = sum(share * costs[:, place] for place, share in taken)
+        if value >= best_value and np.max(spent) <= 1 + 1e-12 and abs(sum(share for _, share in taken) - 1) < 1e-12:
+            best = np.array([place for place, _ in taken], dtype=np.intp), np.array([share for _, share in taken])
+            best_value = value
+        prices = np.linalg.solve(square.T, gains[basis])
+        reduced = gains - prices @ columns
+        reduced[basis] = 0.0
+        entering = int(np.argmax(reduced))
+        if reduced[entering] <= 1e-12 * np.abs(gains[basis]).max():
+            break
+        direction = np.linalg.solve(square, columns[:, entering])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratios = np.where(direction > 1e-14, np.maximum(values, 0.0) / direction, np.inf)
+        leaving = int(np.argmin(ratios))
+        if not np.isfinite(ratios[leaving]):
+            break
+        basis[leaving] = entering
+    return best
 
 
 def _unbeaten(costs: Array, scores: Array) -> Places:

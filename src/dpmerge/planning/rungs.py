@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import cached_property
 
 import numpy as np
@@ -38,6 +39,11 @@ class Rung:
         return self.saved.name
 
     @property
+    def is_independent(self) -> bool:
+        """Whether its noise, and that of what it started from, is known to be no other run's."""
+        return all(c.run.independent_noise for c in (self.checkpoint, *self.checkpoint.ancestors))
+
+    @property
     def is_gaussian(self) -> bool:
         return isinstance(self.profile, GaussianProfile)
 
@@ -50,14 +56,19 @@ class Rungs:
     delta: float
     usable: tuple[Rung, ...]
     left_out: Mapping[str, str]
+    non_private: tuple[str, ...] = ()
 
     def __getitem__(self, name: str) -> Rung:
         for rung in self.usable:
             if rung.name == name:
                 return rung
-        reason = f"; {name}: {self.left_out[name]}" if name in self.left_out else ""
-        known = ", ".join(rung.name for rung in self.usable)
-        raise InvalidInput("checkpoint", name, f"one of {known}{reason}")
+        if name in self.left_out:
+            raise InvalidInput(
+                "checkpoint", name, "a checkpoint with a proved cost", found=f"{name}: {self.left_out[name]}"
+            )
+        known = [rung.name for rung in self.usable]
+        near = get_close_matches(name, known, n=3, cutoff=0.5)
+        raise InvalidInput("checkpoint", name, f"run@step, such as {', '.join(near or known[:4])}")
 
     def last_of(self, run: Run) -> Rung:
         """The latest rung of a run."""
@@ -117,12 +128,14 @@ def rungs(portfolio: Portfolio, delta: float, *, non_private: Collection[str] = 
                 else:
                     noise = predicted_noise(checkpoint)
                     usable.append(Rung(run, saved, checkpoint, profile, epsilon, noise, _way(run, noise)))
+    if private := [n for n in non_private if not any(r.run.id == n and np.isinf(r.epsilon) for r in usable)]:
+        raise InvalidInput("non_private", private[0], "a run without privacy", found=f"{private[0]}, which has some")
+    if not usable and out_of_reach is not None:
+        raise out_of_reach
     if not usable:
-        if out_of_reach is not None:
-            raise out_of_reach
         reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items()) or "no checkpoint was kept"
         raise InvalidInput("portfolio", str(portfolio.path), "a portfolio with a private checkpoint", found=reasons)
-    return Rungs(portfolio, delta, tuple(usable), left_out)
+    return Rungs(portfolio, delta, tuple(usable), left_out, tuple(non_private))
 
 
 def _way(run: Run, noise: Noise | None) -> float:

@@ -39,6 +39,7 @@ WORTH_LOCKING = 1e-6
 MOST_SINGLES = 32
 MOST_EXCHANGING = 6
 MOST_ROUNDS = 20
+MOST_REFINED = 3
 MOST_PAIRS = 10
 MOST_FRONT_FACES = 5
 
@@ -51,45 +52,40 @@ def searched(
     scoring: Scoring,
     *,
     release_noise: bool,
-    assumed: bool = False,
+    by_name: bool = False,
 ) -> Iterator[Batch]:
     """Weightings by one theorem, the best within the budget μ refined; with release noise where hidden_state allows.
 
-    `assumed`: also where merged_trajectory is not proved.
+    `by_name`: the theorem was asked for, so it is used also where joint release costs no more, and merged_trajectory
+    where it is not proved.
     """
-    noisy = release_noise and theorem == "hidden_state"
+    noisy = release_noise and theorem == "hidden_state" and mu > 0
     batches: list[Batch] = []
     priced: dict[Face, Weightings] = {}
-    for face in dict.fromkeys(_faces(rungs, theorem, mu, fronts, assumed)):
+    for face in dict.fromkeys(_faces(rungs, theorem, mu, fronts, by_name)):
         priced[face] = Weightings(tuple(rung.checkpoint for rung in face), theorem)
         try:
             levels = mu * (LEVELS if len(face) > 1 else np.ones(1)) if noisy else None
-            batches.append(_weighted(face, priced[face], _rows(face), levels))
+            found = _weighted(face, priced[face], _rows(face), levels, by_name=by_name)
+            batches += [found] if len(found) else []
         except NoGuarantee:  # the theorem has no formula for this face after all
             continue
     yield from batches
-    best = max(
-        (
-            (score, batch, place)
-            for batch in batches
-            if (found := _best(batch, mu, scoring))
-            for score, place in [found]
-        ),
-        key=lambda found: found[0],
-        default=None,
-    )
-    if best is not None and len(best[1].rungs) > 1:
-        yield _refined(best[1], priced[best[1].rungs], best[2], mu, scoring, noisy=noisy)
+    tops = [(number, top) for number, batch in enumerate(batches) if (top := _best(batch, mu, scoring)) is not None]
+    for number, (_, place) in sorted(tops, key=lambda top: -top[1][0])[:MOST_REFINED]:
+        batch = batches[number]
+        if len(batch.rungs) > 1:
+            yield _refined(batch, priced[batch.rungs], place, mu, scoring, noisy=noisy, by_name=by_name)
 
 
-def covered_rungs(rungs: Rungs, theorem: Theorem, assumed: bool) -> tuple[tuple[tuple[Rung, ...], ...], ...]:
+def covered_rungs(rungs: Rungs, theorem: Theorem, by_name: bool) -> tuple[tuple[tuple[Rung, ...], ...], ...]:
     """Group by group, run by run, the rungs a theorem covers alone: if a later one is covered, so are the earlier."""
     groups = []
     for group in rungs.groups:
         kept = []
         for of_run in group:
             for last in reversed(range(len(of_run))):
-                if _covers(rungs, theorem, of_run[last : last + 1], assumed):
+                if _covers(rungs, theorem, of_run[last : last + 1], by_name):
                     kept.append(of_run[: last + 1])
                     break
         if kept:
@@ -97,16 +93,16 @@ def covered_rungs(rungs: Rungs, theorem: Theorem, assumed: bool) -> tuple[tuple[
     return tuple(groups)
 
 
-def _covers(rungs: Rungs, theorem: Theorem, face: Sequence[Rung], assumed: bool) -> bool:
+def _covers(rungs: Rungs, theorem: Theorem, face: Sequence[Rung], by_name: bool) -> bool:
     bound = covered(rungs.portfolio, [rung.name for rung in face], theorem)
-    return bound.mu is not None and (bound.certifies or (assumed and theorem == "merged_trajectory"))
+    return bound.mu is not None and (bound.certifies or (by_name and theorem == "merged_trajectory"))
 
 
-def _faces(rungs: Rungs, theorem: Theorem, mu: float, fronts: Sequence[Front], assumed: bool) -> Iterator[Face]:
-    for group in covered_rungs(rungs, theorem, assumed):
-        known = {rung for of_run in group for rung in of_run if rung.noise is not None}
+def _faces(rungs: Rungs, theorem: Theorem, mu: float, fronts: Sequence[Front], by_name: bool) -> Iterator[Face]:
+    for group in covered_rungs(rungs, theorem, by_name):
+        known = [rung for of_run in group for rung in of_run if rung.noise is not None]
         last = [of_run[-1] for of_run in group if of_run[-1] in known]
-        if theorem == "hidden_state":
+        if theorem == "hidden_state" or by_name:
             latest_first = sorted(known, key=lambda rung: (rung is not rungs.last_of(rung.run), -rung.epsilon))
             yield from ((rung,) for rung in latest_first[:MOST_SINGLES])
         proposed: list[Face] = [
@@ -116,14 +112,16 @@ def _faces(rungs: Rungs, theorem: Theorem, mu: float, fronts: Sequence[Front], a
         ]
         for face in proposed:
             inside = tuple(rung for rung in face if rung in known)
-            if len(inside) > 1 and _covers(rungs, theorem, inside, assumed):
+            if len(inside) > 1 and _covers(rungs, theorem, inside, by_name):
                 yield inside
 
 
 def _some_pairs(last: Sequence[Rung]) -> list[Face]:
     """Pairs of runs, the most different costs first: between equals nothing is gained over the front."""
     ordered = sorted(last, key=lambda rung: rung.epsilon)
-    pairs: list[Face] = sorted(combinations(ordered, 2), key=lambda pair: pair[0].epsilon / pair[1].epsilon)
+    pairs: list[Face] = sorted(
+        combinations(ordered, 2), key=lambda pair: pair[0].epsilon / max(pair[1].epsilon, 1e-300)
+    )
     return pairs[:MOST_PAIRS]
 
 
@@ -146,11 +144,11 @@ def _rows(face: Face) -> Array:
     return np.concatenate([powers, np.array(blends)])
 
 
-def _weighted(face: Face, weightings: Weightings, rows: Array, levels: Array | None) -> Batch:
+def _weighted(face: Face, weightings: Weightings, rows: Array, levels: Array | None, *, by_name: bool) -> Batch:
     """A batch of rows as they are, and with the release noise that brings each to each level of cost."""
     theorem, mus = weightings.theorem, weightings.mus(rows)
     # What joint release costs no more for is left to it: it locks no run.
-    gaining = mus < (1 - WORTH_LOCKING) * _joint_mus(face, rows)
+    gaining = (mus < (1 - WORTH_LOCKING) * _joint_mus(face, rows)) | by_name
     if levels is None:
         return Batch(face, rows[gaining], theorem, mus[gaining])
     every = np.repeat(rows, levels.size, axis=0)
@@ -185,7 +183,9 @@ def _best(batch: Batch, mu: float, scoring: Scoring) -> tuple[float, int] | None
     return (float(scores[place]), place) if np.isfinite(scores[place]) else None
 
 
-def _refined(batch: Batch, weightings: Weightings, place: int, mu: float, scoring: Scoring, *, noisy: bool) -> Batch:
+def _refined(
+    batch: Batch, weightings: Weightings, place: int, mu: float, scoring: Scoring, *, noisy: bool, by_name: bool
+) -> Batch:
     """Exchange weight between pairs of runs as long as that helps, by ever smaller amounts."""
     count = len(batch.rungs)
     row, kept = batch.rows[place], None
@@ -201,7 +201,7 @@ def _refined(batch: Batch, weightings: Weightings, place: int, mu: float, scorin
         trials = row + step * moves
         trials = trials[trials.min(axis=1) >= 0]
         trials = trials / trials.sum(axis=1, keepdims=True)
-        tried = _weighted(batch.rungs, weightings, trials, levels) if trials.size else None
+        tried = _weighted(batch.rungs, weightings, trials, levels, by_name=by_name) if trials.size else None
         found = _best(tried, mu, scoring) if tried is not None else None
         if tried is not None and found is not None and found[0] > best:
             best, row = found[0], tried.rows[found[1]]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dpmerge.errors import InvalidInput
 from dpmerge.privacy import domain
+from dpmerge.privacy.profile import LARGEST_EPSILON
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,5 +21,10 @@ class Guarantee:
     delta: float
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "epsilon", domain.positive("epsilon", self.epsilon))
+        object.__setattr__(self, "epsilon", domain.non_negative("epsilon", self.epsilon))
         object.__setattr__(self, "delta", domain.delta("delta", self.delta))
+
+    def require_target(self) -> None:
+        """Refuse what can be achieved but not asked for: perfect privacy, and an ε that promises nothing."""
+        if not 0 < self.epsilon <= LARGEST_EPSILON:
+            raise InvalidInput("epsilon", self.epsilon, f"a number > 0 and at most {LARGEST_EPSILON:.3g}")

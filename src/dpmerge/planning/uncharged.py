@@ -5,19 +5,19 @@ Guarantees: the plan is marked `uncharged`, and with it everything made from it:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from dpmerge.evaluation.evaluators import identity_of
 from dpmerge.planning.desk import Desk, Method
-from dpmerge.planning.looking import PublicEvaluation
+from dpmerge.planning.looking import PublicEvaluation, described
 from dpmerge.planning.plan import Plan
 from dpmerge.planning.pool import Batch, some_of
 from dpmerge.planning.rungs import Rungs
 from dpmerge.privacy.domain import Array
+from dpmerge.privacy.premises import Premise
 
 
 def uncharged_plan(desk: Desk, objective: PublicEvaluation, method: Method) -> Plan:
@@ -30,7 +30,11 @@ def uncharged_plan(desk: Desk, objective: PublicEvaluation, method: Method) -> P
     recipes = [batch.recipe(place) for batch in kept for place in range(len(batch))]
     scores = iter(objective.scores(desk.rungs, recipes))
     measured = {id(batch): np.array([next(scores) for _ in range(len(batch))]) for batch in kept}
-    looked = Measured(measured, len(recipes), identity_of(objective.evaluator) or repr(objective.evaluator))
+    looked_at: dict[str, int] = {}
+    for name in (name for recipe in recipes for name in recipe.names):
+        run, step = desk.rungs[name].run.id, desk.rungs[name].saved.step
+        looked_at[run] = max(looked_at.get(run, 0), step)
+    looked = Measured(measured, len(recipes), described(objective.evaluator), looked_at)
     scored = replace(desk, objective=looked, singles=kept[0], combined=tuple(kept[1:]))
     return scored.plan("mix" if method == "auto" else method)
 
@@ -42,6 +46,7 @@ class Measured:
     by_batch: dict[int, Array]
     count: int
     evaluator: str
+    looked_at: Mapping[str, int]
     name: str = "public_evaluation"
     uses_release_noise: bool = True
 
@@ -58,7 +63,12 @@ class Measured:
             "rule": f"the best score of {self.count} candidates on public data",
             "evaluations": self.count,
             "evaluator": self.evaluator,
+            "looked_at": dict(self.looked_at),
         }
+
+    def premises(self) -> tuple[Premise, ...]:
+        voice = "nobody: the choice was made by looking at models that are not paid for"
+        return (Premise("chosen_without_looking", False, voice),)
 
 
 def _nearest(desk: Desk, batches: Sequence[Batch], room: int) -> list[Batch]:

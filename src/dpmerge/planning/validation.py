@@ -1,12 +1,14 @@
 """Choosing by a private validation set: the exponential mechanism on counts, each side charged to whom it belongs.
 
-Guarantees: the choice is (ε_V, 0)-DP for the people in the validation set, by exact integer sampling; for the people in
-the training set the plan costs the joint release of every model scored. Both are reported, and what one person pays.
-Refuses: scores that are not counts, and caches, which would write the counts down.
+Guarantees: the choice is (ε_V, 2⁻⁵⁰⁰)-DP for the people in the validation set, drawn over whole numbers; for those in
+the training set the plan costs the joint release of every model scored. The plan's guarantee is for one person: the
+larger of both if the sets are vouched to be disjoint, else the sum. Both sides are reported.
+Refuses: scores that are not counts, without repeating them, and caches, which would write them down.
 """
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
@@ -15,7 +17,7 @@ from decimal import ROUND_CEILING, Context, Decimal
 from itertools import islice
 from typing import Any
 
-from dpmerge.errors import EvaluationFailed
+from dpmerge.errors import EvaluationFailed, InvalidInput
 from dpmerge.evaluation.evaluate import evaluate
 from dpmerge.evaluation.evaluators import Evaluator
 from dpmerge.evaluation.progress import Progressed
@@ -27,20 +29,27 @@ from dpmerge.planning.looking import priced_plan, require_joint_release
 from dpmerge.planning.plan import Plan
 from dpmerge.planning.rungs import Rungs
 from dpmerge.planning.target import Guarantee
+from dpmerge.portfolio.recipe import Recipe
 from dpmerge.privacy import domain
 from dpmerge.privacy.premises import Premise
 
 _SCALE = 2**512
-"""Weights are integers of this scale: a candidate so much worse than the best that it rounds to one is never drawn."""
+"""Weights are integers of this scale."""
+
+ROUNDING_DELTA = 2.0**-500
+"""What rounding weights up to whole numbers costs in δ: less than twice 2⁻⁵¹² for each of at most a thousand."""
+
+MOST_CANDIDATES = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrivateValidation:
     """Count successes of merges on a private validation set, and draw one with probability ∝ e^{ε·count/2}.
 
-    The evaluator returns how many validation records a merge gets right: one record changes a count by at most one.
-    `disjoint_vouched_by` says who vouches that each person lies wholly in the training or in the validation set and
-    that the split does not depend on the data; otherwise what a person pays adds up.
+    The evaluator returns how many validation records a merge gets right: one record changes a count by at most one. (A
+    LinearClassifier returns a share, and says of how many.) `disjoint_vouched_by` says who vouches that each person
+    lies wholly in the training or in the validation set and that the split does not depend on the data; otherwise what
+    a person pays adds up, and the target has room for both.
     """
 
     evaluator: Evaluator
@@ -53,7 +62,15 @@ class PrivateValidation:
 
     def __post_init__(self) -> None:
         domain.positive("validation epsilon", self.epsilon)
-        domain.integer("evaluations", self.evaluations, least=1)
+        domain.integer("evaluations", self.evaluations, least=1, most=MOST_CANDIDATES)
+
+    def for_training(self, target: Guarantee) -> Guarantee:
+        """What the target leaves for the people in the training set."""
+        left = target.epsilon if self.disjoint_vouched_by else target.epsilon - self.epsilon
+        if self.epsilon > target.epsilon or left <= 0:
+            accepted = f"less than the target's {target.epsilon:g}, which covers a person who is in both sets"
+            raise InvalidInput("validation epsilon", self.epsilon, accepted)
+        return Guarantee(epsilon=left, delta=target.delta)
 
 
 def validated_plan(
@@ -66,24 +83,16 @@ def validated_plan(
 ) -> Plan:
     """One of the merges inside the look set, drawn by how well it does on the validation set."""
     require_joint_release(theorem)
-    look = look_set(rungs, target, objective.look, accounting)
+    look = look_set(rungs, objective.for_training(target), objective.look, accounting)
     recipes = list(islice(inside(rungs, look, method, objective.evaluations), objective.evaluations))
-    scores = evaluate(
-        rungs.portfolio, recipes, objective.evaluator, executor=objective.executor, progress=objective.progress
-    )
-    counts = []
-    for recipe, score in zip(recipes, scores, strict=True):
-        if score < 0 or score != int(score):
-            raise EvaluationFailed(str(recipe), "a score that is no count", "how many validation records are right")
-        counts.append(int(score))
-    chosen = recipes[exponential_choice(counts, objective.epsilon)]
+    chosen = recipes[exponential_choice(_counts(rungs, recipes, objective), objective.epsilon)]
     disjoint = objective.disjoint_vouched_by
     plan = priced_plan(
         rungs, target, look, chosen, method, accounting,
         chosen_by={
             "kind": "private_validation",
             "objective": "private_validation",
-            "rule": f"the exponential mechanism on counts of {len(recipes)} merges",
+            "rule": f"the exponential mechanism on counts of {len(recipes)} candidates",
             "look": {rung.run.id: rung.saved.step for rung in look.latest},
             "evaluations": len(recipes),
         },
@@ -93,28 +102,43 @@ def validated_plan(
             *([Premise("training_and_validation_people_disjoint", True, disjoint)] if disjoint else []),
         ),
     )  # fmt: skip
-    return _with_validation(plan, objective.epsilon, disjoint is not None)
+    return _for_one_person(plan, objective.epsilon, disjoint is not None)
 
 
-def _with_validation(plan: Plan, epsilon: float, disjoint: bool) -> Plan:
-    """Add what the validation side costs, and what one person pays for both."""
+def _counts(rungs: Rungs, recipes: Sequence[Recipe], objective: PrivateValidation) -> list[int]:
+    """How many records each gets right; what went wrong is not repeated, it may tell of the validation set."""
+    shares = getattr(objective.evaluator, "records", 1)
+    try:
+        scores = evaluate(
+            rungs.portfolio, recipes, objective.evaluator, executor=objective.executor, progress=objective.progress
+        )
+    except EvaluationFailed:
+        scores = []
+    counts = [round(score * shares) for score in scores]
+    if not scores or any(c < 0 or abs(s * shares - c) > 1e-6 for s, c in zip(scores, counts, strict=True)):
+        what = "something else (not shown: it may tell of the validation set)"
+        raise EvaluationFailed("a candidate on the validation set", what, "how many validation records are right")
+    return counts
+
+
+def _for_one_person(plan: Plan, epsilon: float, disjoint: bool) -> Plan:
+    """The guarantee for everybody, and what it is made of."""
     training = plan.guarantee
-    whole = max(training.epsilon, epsilon) if disjoint else training.epsilon + epsilon
-    validation: dict[str, Any] = {
-        "guarantee": {"epsilon": epsilon, "delta": 0.0},
-        "one_person_pays": {"epsilon": whole, "delta": training.delta},
+    whole = max(training.epsilon, epsilon) if disjoint else math.nextafter(training.epsilon + epsilon, math.inf)
+    delta = max(training.delta, ROUNDING_DELTA) if disjoint else training.delta + ROUNDING_DELTA
+    sides: dict[str, Any] = {
+        "training": {"epsilon": training.epsilon, "delta": training.delta},
+        "validation": {"epsilon": epsilon, "delta": ROUNDING_DELTA},
         "because": "each person is in one set only" if disjoint else "nobody vouches that the sets are disjoint",
     }
-    return replace(plan, chosen_by={**plan.chosen_by, "validation": validation})
+    guarantee = Guarantee(epsilon=whole, delta=delta)
+    return replace(plan, guarantee=guarantee, chosen_by={**plan.chosen_by, "sides": sides})
 
 
 def exponential_choice(
     counts: Sequence[int], epsilon: float, *, below: Callable[[int], int] = secrets.randbelow
 ) -> int:
-    """A place drawn with probability ∝ e^{ε·count/2}, from the operating system's randomness over whole numbers.
-
-    Rounding a weight up to a whole number of 2⁻⁵¹² changes a ratio of two that matter by less than 1e-100.
-    """
+    """A place drawn with probability ∝ e^{ε·count/2}, from the operating system's randomness over whole numbers."""
     best = max(counts)
     exact = Context(prec=200)
     half = exact.divide(Decimal(repr(float(epsilon))), Decimal(2))

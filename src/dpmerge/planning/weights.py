@@ -74,9 +74,12 @@ class Weightings:
             # In units of the noise there is: beyond 2⁴⁰ times that nothing is left of a model.
             scale = np.maximum(noise[again], domain.SMALLEST)
             scale = np.where(noise[again] > 0, scale, np.median(noise[noise > 0]) if np.any(noise > 0) else 1.0)
-            found = smallest_epsilon(lambda x, which: self.mus(weights[again[which]], x * scale[which]), mus[again])
+            found = smallest_epsilon(
+                lambda x, which: self.mus(weights[again[which]], np.minimum(x * scale[which], domain.LARGEST)),
+                mus[again],
+            )
             noise[again] = found * scale
-        return noise
+        return rounded_up(noise)
 
     def epsilons(self, weights: npt.ArrayLike, delta: float, release_noise: npt.ArrayLike = 0.0) -> Array:
         """ε at δ of each row of weights."""
@@ -145,8 +148,10 @@ class FeasibleWeights:
         start, end = (domain.simplex(name, v, count) for name, v in (("inside", inside), ("towards", towards)))
         if not self.contains(start[np.newaxis])[0]:
             raise NoGuarantee(f"inside: got {start.tolist()}; accepted: weights that meet the target themselves")
-        # The first infeasible one of many points, the nearest of them so near that a jump at the start is seen.
-        points = np.concatenate([[0.0, 1e-15], np.linspace(0, 1, _SAMPLES)[1:]])
+        # The first infeasible one of many points, ever denser towards both ends: costs may jump as soon as a weight is
+        # positive, and the noise of very unequal runs balances in a narrow window beside one of them.
+        dense = np.geomspace(1e-15, 0.5, _SAMPLES)
+        points = np.unique(np.concatenate([[0.0, 1.0], np.linspace(0, 1, _SAMPLES), dense, 1 - dense]))
         feasible = self.contains(_between(start, end, points))
         if feasible.all():
             return end
@@ -159,6 +164,15 @@ class FeasibleWeights:
             fits = bool(self.contains(_between(start, end, np.array([middle])))[0])
             low, high = (middle, high) if fits else (low, middle)
         return np.asarray(_between(start, end, np.array([low]))[0])
+
+
+def rounded_up(noise: Array) -> Array:
+    """To six digits, as recipes are printed, so that what is read off a plan costs no more than the plan says."""
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        unit = 10.0 ** (np.floor(np.log10(noise)) - 5)
+        above = np.ceil(noise / unit) * unit
+    short = np.array([float(f"{value:.6g}") if np.isfinite(value) else value for value in above.ravel()])
+    return np.where((noise > 0) & (short.reshape(noise.shape) >= noise), short.reshape(noise.shape), noise)
 
 
 def mu_budget(target: Guarantee, accounting: Accounting) -> float:

@@ -78,7 +78,7 @@ class Recipe:
             words = f"average of {', '.join(shortened(self.names))}"
         else:
             words = " + ".join(f"{weight} × {name}" for weight, name in self._grouped())
-        return f"{words} + noise of {self.release_noise:.4g}" if self.release_noise else words
+        return f"{words} + noise of {self.release_noise:.6g}" if self.release_noise else words
 
     def _grouped(self) -> list[tuple[str, str]]:
         """Checkpoints of equal weight are named together."""

@@ -85,6 +85,9 @@ class Run:
     mechanism: Mechanism
     checkpoints: tuple[SavedCheckpoint, ...]
 
+    def __repr__(self) -> str:
+        return f"Run({self.id!r}: {', '.join(checkpoint.name for checkpoint in self.checkpoints) or 'no checkpoint'})"
+
     @property
     def id(self) -> str:
         return self.manifest.run

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 from scipy.fft import irfft, next_fast_len, rfft
@@ -209,7 +209,8 @@ class _Transforms:
             np.sqrt(sum(count * variances[step] for step, count in composition.items())) for composition in compositions
         ]
         smallest, largest = max(min(spreads), self.interval), max(*spreads, self.interval)
-        exponents = np.arange(np.log2(1 / largest) - 5, np.log2(1 / smallest) + 5, 0.5)
+        # On whole and half exponents, so that other compositions of the same steps ask for the same orders.
+        exponents = np.arange(np.floor(np.log2(1 / largest)) - 5, np.ceil(np.log2(1 / smallest)) + 5, 0.5)
         return np.concatenate([2.0**exponents, -(2.0**exponents)])
 
 
@@ -226,12 +227,13 @@ def _variance(pmf: LossPmf, centre: int) -> float:
 
 def _cumulants(pmf: LossPmf, centre: int, orders: Array) -> Array:
     """log Σ p_j e^{order·(l_j − centre)} for each order, without overflow."""
+    return np.array([_cumulant(pmf, centre, order) for order in orders.tolist()])
+
+
+@lru_cache(maxsize=2048)
+def _cumulant(pmf: LossPmf, centre: int, order: float) -> float:
+    """Remembered: a portfolio composes the same few steps in many ways."""
     occupied = pmf.probabilities > 0
-    centred = pmf.losses[occupied] - centre * pmf.interval
-    mass = pmf.probabilities[occupied]
-    values = np.empty(orders.size)
-    for position, order in enumerate(orders):
-        exponents = order * centred
-        largest = exponents.max()
-        values[position] = largest + np.log(np.dot(mass, np.exp(exponents - largest)))
-    return values
+    exponents = order * (pmf.losses[occupied] - centre * pmf.interval)
+    largest = exponents.max()
+    return float(largest + np.log(np.dot(pmf.probabilities[occupied], np.exp(exponents - largest))))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -57,7 +57,7 @@ class LossDistributionProfile(PrivacyProfile):
 
     @cached_property
     def _composed(self) -> tuple[ComposedLoss, ComposedLoss]:
-        return next(compose_steps([dict(self.steps)]))
+        return _composition(self.steps)
 
     def deltas(self, epsilon: npt.ArrayLike) -> tuple[Array, Array]:
         points = np.asarray(epsilon, dtype=float)
@@ -81,6 +81,12 @@ class LossDistributionProfile(PrivacyProfile):
                 return None
             total = total + count * curve
         return total
+
+
+@lru_cache(maxsize=24)
+def _composition(steps: tuple[tuple[Step, int], ...]) -> tuple[ComposedLoss, ComposedLoss]:
+    """Remembered: planning asks for the same composition again when it has chosen."""
+    return next(compose_steps([dict(steps)]))
 
 
 def epsilon_curve(profiles: Sequence[LossDistributionProfile], delta: float) -> Array:

@@ -1,6 +1,7 @@
 """Files written whole or not at all.
 
-Guarantees: a reader sees the old file or the new one, never half of it.
+Guarantees: a reader sees the old file or the new one, never half of it. Files are for their owner alone: they
+show models that nobody has released.
 Refuses: folders that do not exist.
 """
 
@@ -30,19 +31,11 @@ def write_whole(file: Path, content: bytes) -> Path:
     try:
         with os.fdopen(descriptor, "wb") as stream:
             stream.write(content)
-        os.chmod(name, 0o666 & ~_umask())  # mkstemp's files are for their owner alone
         os.replace(name, file)
     except OSError as error:
         Path(name).unlink(missing_ok=True)
         raise _cannot_write(file, error) from None
     return file
-
-
-def _umask() -> int:
-    """It can be read only by setting it."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
 
 
 def _cannot_write(file: Path, error: OSError) -> InvalidInput:

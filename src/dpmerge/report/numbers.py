@@ -45,7 +45,7 @@ def _tables(analysis: Analysis) -> Iterator[tuple[str, Sequence[str], Iterable[S
         share = f"share of {edge.names[1]}"
         yield f"edge-{number}", ("line", *_ORIGIN, share, "epsilon"), _lines(edge, edge.lines)
         yield f"theorems-{number}", ("line", *_ORIGIN, share, "epsilon"), _lines(edge, edge.theorems)
-    head = ("target", "epsilon", "utility", "theorem", "outcome", "probability", "released")
+    head = ("target", "epsilon", "utility", "theorem", "final", "outcome", "probability", "released", "recipe")
     yield "recommendations", head, _recommendations(analysis)
 
 
@@ -73,7 +73,8 @@ def _lines(edge: Edge, lines: Iterable[Line]) -> Iterator[Sequence[Cell]]:
 def _recommendations(analysis: Analysis) -> Iterator[Sequence[Cell]]:
     for plan in analysis.recommendations:
         for number, (probability, recipe) in enumerate(plan.outcomes, start=1):
-            yield plan.target, plan.epsilon, plan.utility, plan.theorem, number, probability, recipe
+            exact = json.dumps(plan.recipes[number - 1])
+            yield plan.target, plan.epsilon, plan.utility, plan.theorem, plan.final, number, probability, recipe, exact
 
 
 def _origin(line: Curve | Panel | Line) -> tuple[Cell, ...]:

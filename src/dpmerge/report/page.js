@@ -29,7 +29,7 @@
       return;
     }
     if (!chosen) {
-      const reach = report.smallest === null ? "" : ` The smallest ε that was reached is ${report.smallest}.`;
+      const reach = report.smallest === null ? "" : ` The smallest ε of a plan on this page is ${report.smallest}.`;
       plan.replaceChildren(element("h2", `No plan for ε = ${target}`), element("p", `No plan costs so little.${reach}`));
       return;
     }
@@ -44,6 +44,12 @@
       ["theorem", chosen.theorem],
     ]) facts.append(element("dt", term), element("dd", null, value));
     const parts = [element("h2", `Recommended plan for ε = ${target}`), facts];
+    if (chosen.final) {
+      parts.push(element("p", "Final: it holds only if nothing else of the runs it uses is ever released, " +
+        "before or after. Of all plans on this page that are marked so, use one."));
+    }
+    parts.push(element("p", `Weights and noise are rounded here. Exactly: dpmerge plan PORTFOLIO --epsilon ${target} ` +
+      `--delta ${report.delta}`));
     if (chosen.target < target) {
       parts.push(element("p", `This is the plan for target ε = ${chosen.targetShown}: ` +
         "a plan for a smaller target also meets a larger one."));
@@ -93,7 +99,8 @@
   }
 
   function retarget() {
-    const target = input.value.trim() === "" ? NaN : Number(input.value);
+    const typed = input.value.trim().replace(",", ".");
+    const target = typed === "" ? NaN : Number(typed);
     const good = Number.isFinite(target) && target > 0;
     input.setAttribute("aria-invalid", String(!good));
     if (!good) {

@@ -49,7 +49,6 @@ def page(analysis: Analysis) -> str:
         banner=escape(BANNER),
         joint=_joint(analysis),
         target=f"{target:g}",
-        step=f"{_step(target):g}",
         figures=figures,
         recommendations=_recommendations(analysis),
         models=_models(analysis),
@@ -61,6 +60,7 @@ def page(analysis: Analysis) -> str:
                 "charts": drawn,
                 "plans": plans,
                 "smallest": _smallest(analysis),
+                "delta": f"{analysis.delta:g}",
             }
         ),
         plotly=script,
@@ -101,11 +101,6 @@ def _embedded(data: Any) -> str:
     return plain.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
-def _step(target: float) -> float:
-    """A tenth of the target's leading digit: fine enough to steer by."""
-    return float(10.0 ** (math.floor(math.log10(target)) - 1)) if target > 0 else 0.01
-
-
 def _plan(plan: Recommendation) -> dict[str, Any]:
     """Figures as numbers to compare and draw, and in words to show."""
     return {
@@ -115,7 +110,8 @@ def _plan(plan: Recommendation) -> dict[str, Any]:
         "epsilonShown": wording.epsilon(plan.epsilon),
         "utility": plan.utility if math.isfinite(plan.utility) else None,
         "utilityShown": wording.utility(plan.utility),
-        "theorem": wording.printable(plan.theorem) or "–",
+        "theorem": wording.accounted(plan),
+        "final": plan.final,
         "outcomes": [
             {"probability": wording.percent(probability), "recipe": wording.printable(recipe)}
             for probability, recipe in plan.outcomes
@@ -208,7 +204,7 @@ def _recommendations(analysis: Analysis) -> str:
             wording.epsilon(plan.epsilon),
             wording.utility(plan.utility),
             wording.released(plan),
-            wording.printable(plan.theorem) or "–",
+            wording.accounted(plan),
         )
         for plan in analysis.recommendations
     ]

@@ -123,7 +123,7 @@ def _recommendations(analysis: Analysis) -> Table:
             wording.epsilon(plan.epsilon),
             wording.utility(plan.utility),
             Text(wording.released(plan)),
-            Text(wording.printable(plan.theorem) or "–"),
+            Text(wording.accounted(plan)),
         )
     return table
 

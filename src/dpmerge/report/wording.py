@@ -61,6 +61,12 @@ def label(line: Named) -> str:
     return name if line.proved or NOT_PROVED in name else f"{name} ({NOT_PROVED})"
 
 
+def accounted(plan: Recommendation) -> str:
+    """The theorem, and whether the plan can be the only release of its runs alone."""
+    theorem = printable(plan.theorem) or "–"
+    return f"{theorem}, final" if plan.final else theorem
+
+
 def released(plan: Recommendation) -> str:
     """What a plan releases, one line an outcome."""
     if len(plan.outcomes) == 1:
