@@ -18,7 +18,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $@
 
 demo: $(INSTALLED)  ## plan a release of a shipped portfolio for a privacy level it was not trained for
-	$(BIN)/dpmerge plan examples/mnist --epsilon 0.3 --delta 1e-5
+	$(BIN)/dpmerge plan examples/mnist --epsilon 0.1 --delta 1e-5
 
 test: $(INSTALLED) chromium  ## all tests, doctests included
 	$(BIN)/python -m pytest

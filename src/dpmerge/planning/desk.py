@@ -35,13 +35,13 @@ from dpmerge.privacy.selection import SelectionProfile
 
 Method = Literal["auto", "select", "combine", "mix"]
 
-PREFERENCE = 0.01
+PREFERENCE = 0.02
 """By this share of the score `auto` prefers plans without a draw, that lock no run, of fewer models."""
 
 FINISHED = 0.8
 """The share of a run's whole rate from which `auto` counts a checkpoint as trained."""
 
-LESS_NOISE = 4.0
+LESS_NOISE = 3.0
 """How many times less noise makes up, for `auto`, for checkpoints that are not."""
 
 _SLACKS = (1e-9, 1e-7, 1e-5, 1e-3)
@@ -120,13 +120,13 @@ class Desk:
         Only noise is predicted, and a checkpoint from the middle of its run may be far from where it was going; such
         ones are used where nothing else meets the target, or with LESS_NOISE.
         """
-        whole = self._batches("mix")
+        whole = self._batches("auto")
         anything = self._mixture(whole, drawn=True, biased=True)
         if anything is None:
-            raise self._out_of_reach("mix", whole)
+            raise self._out_of_reach("auto", whole)
         if isinstance(self.objective, LeastNoise) and (finished := self.rungs.at_least(FINISHED)) is not None:
             desk = Desk.of(finished, self.target, self.objective, self.theorem, self.accounting)
-            trained = desk._mixture(desk._batches("mix"), drawn=True, biased=True)
+            trained = desk._mixture(desk._batches("auto"), drawn=True, biased=True)
             if trained is not None and abs(trained.score) <= LESS_NOISE * abs(anything.score):
                 best = self._mixture(whole, drawn=True, biased=False)
                 return replace(desk.preferred(), passed_over=None if best is None else -best.score)
@@ -145,7 +145,7 @@ class Desk:
             return (self.singles,)
         # A theorem asked for by name is not got around by releasing one model as it is.
         named = self.theorem not in ("auto", "joint_release")
-        return self.combined if method == "combine" and named else (self.singles, *self.combined)
+        return self.combined if named and method != "mix" else (self.singles, *self.combined)
 
     def _mixture(
         self, batches: Sequence[Batch], *, drawn: bool, biased: bool, slack: float = _SLACKS[0]

@@ -41,7 +41,7 @@ def plan(
 
     `method`: `select` one checkpoint at random, `combine` checkpoints into one, `mix` (random selection among
     checkpoints and combinations), or `auto` (mix, but of checkpoints from the last part of their runs if the target
-    can be met with them, and without a draw, without locking runs and with fewer models where that costs at most 1 %
+    can be met with them, and without a draw, without locking runs and with fewer models where that costs at most 2 %
     of the score). `objective`: by what the best is told, see
     `objectives`, `looking` and `validation`. `theorem` restricts how combinations are accounted for, `accounting` is
     by privacy loss distributions or Rényi divergence. `non_private` names runs without privacy that may be drawn
