@@ -302,9 +302,15 @@ def test_frontier_in_a_terminal_and_as_json() -> None:
     assert max(len(line) for line in result.stdout.splitlines()) <= 80
     found = json.loads(ran("frontier", EXAMPLES / "probe", "--json", "--targets", 4).stdout)
     curves = {curve["name"]: curve for curve in found["curves"]}
-    assert {"RS, RDP", "RS, PLD", "LC, RDP", "LC, PLD", "mix, PLD"} <= set(curves)
-    assert curves["LC by merged_trajectory"]["proved"] is False
-    for method in ("RS", "LC"):
+    assert {
+        "random selection, RDP",
+        "random selection, PLD",
+        "linear combination, RDP",
+        "linear combination, PLD",
+        "mixture of both, PLD",
+    } <= set(curves)
+    assert curves["linear combination by merged_trajectory"]["proved"] is False
+    for method in ("random selection", "linear combination"):
         by = [np.array(curves[f"{method}, {a}"]["utilities"], dtype=float) for a in ("RDP", "PLD")]
         worse = by[0] < by[1] * (1 - 1e-9)
         assert not worse[~np.isnan(by[0])].any()

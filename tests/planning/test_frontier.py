@@ -47,11 +47,11 @@ def utilities(analysis: Analysis, name: str) -> Any:
 def test_frontiers_are_in_the_right_order(kind: str, request: pytest.FixtureRequest) -> None:
     analysis = request.getfixturevalue(kind)
     for better, worse in (
-        ("RS, PLD", "RS, RDP"),
-        ("LC, PLD", "LC, RDP"),
-        ("mix, PLD", "RS, PLD"),
-        ("mix, PLD", "LC, PLD"),
-        ("LC by merged_trajectory", "LC, PLD"),
+        ("random selection, PLD", "random selection, RDP"),
+        ("linear combination, PLD", "linear combination, RDP"),
+        ("mixture of both, PLD", "random selection, PLD"),
+        ("mixture of both, PLD", "linear combination, PLD"),
+        ("linear combination by merged_trajectory", "linear combination, PLD"),
     ):
         high, low = utilities(analysis, better), utilities(analysis, worse)
         known = ~np.isnan(low)
@@ -59,11 +59,11 @@ def test_frontiers_are_in_the_right_order(kind: str, request: pytest.FixtureRequ
     for curve in analysis.curves:
         rising = np.diff(utilities(analysis, curve.name))
         assert np.all(rising[~np.isnan(rising)] >= -1e-9 * np.nanmax(np.abs(curve.utilities)))
-        assert curve.proved == (curve.name != "LC by merged_trajectory")
+        assert curve.proved == (curve.name != "linear combination by merged_trajectory")
 
 
 def test_the_frontier_of_selection_is_what_plan_finds(mnist: Portfolio, predicted: Analysis) -> None:
-    [curve] = [curve for curve in predicted.curves if curve.name == "RS, PLD"]
+    [curve] = [curve for curve in predicted.curves if curve.name == "random selection, PLD"]
     for epsilon, utility in list(zip(curve.epsilons, curve.utilities, strict=True))[::6]:
         if not np.isnan(utility):
             made = plan(mnist, Guarantee(epsilon=float(epsilon), delta=DELTA), method="select")
@@ -92,7 +92,12 @@ def test_a_face_is_what_account_says(mnist: Portfolio, theorem: Any) -> None:
     known = rungs(mnist, DELTA)
     three = [known[name] for name in ("c2-s32@20", "c4-s32@20", "c2-s64@20")]
     swept = face(known, three, theorem=theorem, resolution=10)
-    assert [panel.name for panel in swept.panels] == ["RS, RDP", "RS, PLD", "LC, RDP", "LC, PLD"]
+    assert [panel.name for panel in swept.panels] == [
+        "random selection, RDP",
+        "random selection, PLD",
+        "linear combination, RDP",
+        "linear combination, PLD",
+    ]
     checkpoints = [rung.checkpoint for rung in three]
     for second, first in ((0, 0), (3, 5), (10, 0), (1, 1)):
         row = [first / 10, second / 10, 1 - (first + second) / 10]
@@ -120,7 +125,7 @@ def test_an_edge_shows_every_theorem_there_is() -> None:
     assert not lines["merged_trajectory"].proved
     assert lines["hidden_state"].proved
     tightest = np.minimum.reduce([lines[name].epsilons for name in ("joint_release", "last_step", "hidden_state")])
-    [exact] = [line for line in swept.lines if line.name == "LC, PLD"]
+    [exact] = [line for line in swept.lines if line.name == "linear combination, PLD"]
     assert exact.epsilons == pytest.approx(tightest, rel=1e-8)
 
 
@@ -133,8 +138,8 @@ def test_sampled_runs_have_a_frontier_too() -> None:
         for name, noise in (("a", 1.0), ("b", 1.5), ("c", 2.0))
     }
     found = analyse(portfolio(runs), DELTA, targets=3)
-    assert not np.isnan(utilities(found, "mix, PLD")[-1])
-    [panel] = [panel for panel in found.faces[0].panels if panel.name == "LC, PLD"]
+    assert not np.isnan(utilities(found, "mixture of both, PLD")[-1])
+    [panel] = [panel for panel in found.faces[0].panels if panel.name == "linear combination, PLD"]
     assert panel.theorem == "joint_release"
     assert np.isfinite(panel.epsilons[0, 0])
 

@@ -104,12 +104,12 @@ class Bench:
 
     def curves(self, grid: Array) -> Iterator[Curve]:
         for accounting in ACCOUNTINGS:
-            yield self._curve(f"RS, {accounting.upper()}", "select", accounting, grid)
+            yield self._curve(f"random selection, {accounting.upper()}", "select", accounting, grid)
         for accounting in ACCOUNTINGS:
-            yield self._curve(f"LC, {accounting.upper()}", "combine", accounting, grid)
-        yield self._curve("mix, PLD", "mix", "pld", grid)
+            yield self._curve(f"linear combination, {accounting.upper()}", "combine", accounting, grid)
+        yield self._curve("mixture of both, PLD", "mix", "pld", grid)
         if self.assumed:
-            yield self._curve("LC by merged_trajectory", "combine", "pld", grid, assumed=True)
+            yield self._curve("linear combination by merged_trajectory", "combine", "pld", grid, assumed=True)
 
     def _curve(self, name: str, method: str, accounting: Accounting, grid: Array, *, assumed: bool = False) -> Curve:
         batches = (self.singles,) if method == "select" else (self.singles, *self.combined)

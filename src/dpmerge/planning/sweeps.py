@@ -39,10 +39,12 @@ def face(rungs: Rungs, three: Sequence[Rung], *, theorem: Theorem = "auto", reso
     panels = []
     for accounting in ACCOUNTINGS:
         drawn = _selected(rungs, three, rows, accounting)
-        panels.append(Panel(f"RS, {accounting.upper()}", "select", accounting, None, True, spread(drawn)))
+        panels.append(Panel(f"random selection, {accounting.upper()}", "select", accounting, None, True, spread(drawn)))
     for accounting in ACCOUNTINGS:
         values, used, holds = _combined(rungs, three, rows, theorem, accounting)
-        panels.append(Panel(f"LC, {accounting.upper()}", "combine", accounting, used, holds, spread(values)))
+        panels.append(
+            Panel(f"linear combination, {accounting.upper()}", "combine", accounting, used, holds, spread(values))
+        )
     return Face((three[0].name, three[1].name, three[2].name), resolution, tuple(panels))
 
 
@@ -55,10 +57,10 @@ def edge(rungs: Rungs, two: Sequence[Rung], *, theorem: Theorem = "auto", points
     lines = []
     for accounting in ACCOUNTINGS:
         drawn = _selected(rungs, two, rows, accounting)
-        lines.append(Line(f"RS, {accounting.upper()}", "select", accounting, None, True, drawn))
+        lines.append(Line(f"random selection, {accounting.upper()}", "select", accounting, None, True, drawn))
     for accounting in ACCOUNTINGS:
         values, used, holds = _combined(rungs, two, rows, theorem, accounting)
-        lines.append(Line(f"LC, {accounting.upper()}", "combine", accounting, used, holds, values))
+        lines.append(Line(f"linear combination, {accounting.upper()}", "combine", accounting, used, holds, values))
     theorems = []
     for name in THEOREM_NAMES:
         values, _, holds = _combined(rungs, two, rows, name, "pld")

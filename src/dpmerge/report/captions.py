@@ -61,7 +61,7 @@ def theorems_caption(edge: Edge) -> Caption:
 def _accounted(lines: Iterable[Panel | Line]) -> str:
     """By which theorems averages have the ε they are shown with."""
     theorems = dict.fromkeys(line.theorem for line in lines if line.theorem is not None)
-    return f"RS is drawing, LC averaging, accounted for by {' or '.join(theorems)}." if theorems else ""
+    return f"Averages are accounted for by {' or '.join(theorems)}." if theorems else ""
 
 
 def _list(*names: str) -> str:

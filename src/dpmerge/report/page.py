@@ -69,10 +69,14 @@ def page(analysis: Analysis) -> str:
 
 
 def default_target(analysis: Analysis) -> float:
-    """What the page opens with: the middle one of the plans."""
+    """What the page opens with: a plan that divides the first heatmap, or else the middle one."""
     plans = analysis.recommendations
     if plans:
-        return plans[len(plans) // 2].target
+        panels = [panel.epsilons.ravel() for face in analysis.faces[:1] for panel in face.panels]
+        swept = np.concatenate([np.zeros(0), *panels])
+        finite = swept[np.isfinite(swept)]
+        within = [plan.target for plan in plans if finite.size and plan.target <= np.median(finite)]
+        return within[-1] if within else plans[len(plans) // 2].target
     costs = [model.epsilon for model in analysis.models if math.isfinite(model.epsilon) and model.epsilon > 0]
     return float(f"{np.median(costs):.2g}") if costs else DEFAULT_TARGET
 

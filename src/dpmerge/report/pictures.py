@@ -149,12 +149,9 @@ def _face(face: Face) -> Figure:
     columns = min(2, len(face.panels))
     rows = -(-len(face.panels) // columns)
     figure = Figure(figsize=(4.1 * columns + 1, 3.5 * rows + 0.9))
-    figure.suptitle(
-        _wrapped(captions.face_caption(face).heading, 38 * columns),
-        y=_below_banner(figure),
-        fontweight="bold",
-        fontsize=11,
-    )
+    heading = _wrapped(captions.face_caption(face).heading, 38 * columns)
+    below = _below_banner(figure, lines=heading.count("\n") + 1)
+    figure.suptitle(heading, y=below, fontweight="bold", fontsize=11)
     axis = face_axis(face)
     norm = (LogNorm if axis.log else Normalize)(axis.low, axis.high)
     colours = LinearSegmentedColormap.from_list("costs", styles.COSTS).with_extremes(bad=styles.NO_NUMBER)
@@ -208,10 +205,10 @@ def _draw_panel(axes: Axes, face: Face, panel: Panel, norm: Any, colours: Any) -
     return drawn
 
 
-def _below_banner(figure: Figure) -> float:
-    """Leave the first line to the banner."""
+def _below_banner(figure: Figure, lines: int = 0) -> float:
+    """Leave the first line to the banner, and so many to a heading: the layout does not see what is placed by hand."""
     below = 1 - 0.25 / figure.get_figheight()
-    figure.set_layout_engine("constrained", rect=(0, 0, 1, below))
+    figure.set_layout_engine("constrained", rect=(0, 0, 1, below - 0.3 * lines / figure.get_figheight()))
     return below
 
 

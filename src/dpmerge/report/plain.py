@@ -114,7 +114,7 @@ def _recommendations(analysis: Analysis) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("target", "ε"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column(_heading(analysis), justify="right", max_width=14, overflow="fold")
+    table.add_column(_heading(analysis), justify="right", max_width=15, overflow="fold")
     table.add_column(Text("released"), overflow="fold")
     table.add_column(Text("by"), overflow="fold", max_width=18)
     for plan in analysis.recommendations:
