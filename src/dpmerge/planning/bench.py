@@ -21,7 +21,7 @@ from dpmerge.planning.analysis import Accounting, Curve, Utility
 from dpmerge.planning.desk import Desk
 from dpmerge.planning.plan import Plan
 from dpmerge.planning.pool import Batch, Pool, some_of
-from dpmerge.planning.program import Mixture, best_mixture, best_renyi_mixture
+from dpmerge.planning.program import Mixture, best_alone, best_mixture, best_renyi_mixture
 from dpmerge.planning.rungs import Rungs
 from dpmerge.planning.sweeps import ACCOUNTINGS
 from dpmerge.portfolio.recipe import Recipe
@@ -138,13 +138,7 @@ def _solver(
         own = renyi_epsilon(DEFAULT_ORDERS, pool.curves(DEFAULT_ORDERS), delta, "improved")
     else:
         own = pool.epsilons(delta)
-
-    def alone(epsilon: float) -> Mixture | None:
-        fitting = np.where(np.isfinite(scores) & (own <= epsilon), scores, -np.inf)
-        place = int(np.argmax(fitting))
-        return Mixture((place,), (1.0,), float(fitting[place])) if np.isfinite(fitting[place]) else None
-
-    return alone
+    return lambda epsilon: best_alone(own, scores, epsilon)
 
 
 def _first(found: tuple[Mixture, float] | None) -> Mixture | None:

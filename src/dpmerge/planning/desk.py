@@ -20,7 +20,7 @@ from dpmerge.planning.candidates import FINAL_THEOREMS, Candidate, Theorem, cand
 from dpmerge.planning.objectives import LeastNoise, Objective
 from dpmerge.planning.plan import Plan
 from dpmerge.planning.pool import Batch, Pool, averages, checkpoints
-from dpmerge.planning.program import Mixture, best_mixture, best_renyi_mixture
+from dpmerge.planning.program import Mixture, best_alone, best_mixture, best_renyi_mixture
 from dpmerge.planning.rungs import Rungs
 from dpmerge.planning.search import covered_rungs, searched
 from dpmerge.planning.target import Guarantee
@@ -164,9 +164,9 @@ class Desk:
                 )
                 return None if found is None else found[0]
             costs = renyi_epsilon(DEFAULT_ORDERS, curves, self.target.delta, "improved")
-            return _best_alone(costs, scores, self.target.epsilon)
+            return best_alone(costs, scores, self.target.epsilon)
         costs = pool.deltas(self.target.epsilon)
-        return best_mixture(costs, scores, limit) if drawn else _best_alone(costs.max(axis=0), scores, limit)
+        return best_mixture(costs, scores, limit) if drawn else best_alone(costs.max(axis=0), scores, limit)
 
     def _scores(self, batches: Sequence[Batch], biased: bool) -> Array:
         """Higher is better; candidates of which nothing is known are not numbers, and are never chosen."""
@@ -236,12 +236,6 @@ def _uncovered(usable: Rungs, theorem: Theorem) -> NoGuarantee:
         f"theorem: got {theorem}, which covers none of these runs ({last.run.id} lacks: "
         f"{', '.join(missing) or 'a formula'}); accepted: auto, or one that `dpmerge inspect` shows for them"
     )
-
-
-def _best_alone(costs: Array, scores: Array, limit: float) -> Mixture | None:
-    fitting = np.where(np.isfinite(scores) & (costs <= limit), scores, -np.inf)
-    place = int(np.argmax(fitting))
-    return Mixture((place,), (1.0,), float(fitting[place])) if np.isfinite(fitting[place]) else None
 
 
 def selected_profile(

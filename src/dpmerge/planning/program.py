@@ -79,6 +79,13 @@ def best_renyi_mixture(
     return best
 
 
+def best_alone(costs: Array, scores: Array, limit: float) -> Mixture | None:
+    """The best single candidate within the limit: no draw."""
+    fitting = np.where(np.isfinite(scores) & (costs <= limit), scores, -np.inf)
+    place = int(np.argmax(fitting))
+    return Mixture((place,), (1.0,), float(fitting[place])) if np.isfinite(fitting[place]) else None
+
+
 def whole_units(shares: Array, costs: Array) -> Array:
     """Probabilities as multiples of 1/UNITS that sum to one: all rounded down, the cheapest gets what is left."""
     units = np.floor(shares / shares.sum() * UNITS).astype(np.int64)
