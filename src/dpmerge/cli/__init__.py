@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from dpmerge import __version__
-from dpmerge.cli import manifest, planning
+from dpmerge.cli import design, frontier, manifest, plan
 from dpmerge.cli.terminal import AsJson, one_line_errors, print_json, tolerate_narrow_encodings, wide_console
 
 app = typer.Typer(
@@ -24,7 +24,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 app.add_typer(manifest.app, name="manifest")
-for verb in (planning.plan, planning.design, planning.frontier):
+for verb in (plan.plan, design.design, frontier.frontier):
     app.command()(verb)
 
 

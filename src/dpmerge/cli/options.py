@@ -1,0 +1,71 @@
+"""What the planning verbs have in common: their options, the portfolio they load, files they refuse beforehand."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dpmerge.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from dpmerge.portfolio.portfolio import Portfolio
+
+PORTFOLIO = Annotated[
+    Path, typer.Argument(metavar="PORTFOLIO", help="A folder of runs, one run's folder, or a portfolio.yaml.")
+]
+DELTA = Annotated[float, typer.Option(help="The δ of every guarantee.")]
+EVALUATOR = Annotated[
+    str | None,
+    typer.Option(metavar="MODULE:FUNCTION", help="Scores merged models; or `linear:FILE.npz` for linear classifiers."),
+]
+CACHE = Annotated[Path | None, typer.Option(help="Keep scores in this file, to go on after an interrupt.")]
+JOBS = Annotated[
+    int,
+    typer.Option(help="Threads that call the evaluator; more than 1 only if it may be called from several at once."),
+]
+ALLOW = Annotated[
+    list[str] | None,
+    typer.Option(help="Average in spite of `different_initial_weights` or `different_frozen_tensors`."),
+]
+HEADERS_ONLY = Annotated[
+    bool, typer.Option("--headers-only", help="Do not read the weights: faster, but digests are not checked.")
+]
+
+
+def loaded_portfolio(path: Path, headers_only: bool, allow: Iterable[str] | None) -> Portfolio:
+    from dpmerge.portfolio.portfolio import Portfolio
+
+    return Portfolio.load(path, contents=not headers_only, allow=tuple(allow or ()))  # type: ignore[arg-type]
+
+
+def require_writable(field: str, file: Path | None) -> None:
+    """Refuse before hours of work what cannot be written after them."""
+    if file is not None and (not file.name or file.is_dir()):
+        raise InvalidInput(field, str(file), "the name of a file", found="a folder")
+    if file is not None:
+        require_folder(field, file.parent)
+
+
+def require_folder(field: str, folder: Path) -> None:
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise InvalidInput(field, str(folder), "a folder that exists and can be written to")
+
+
+def threads(jobs: int) -> Executor | None:
+    """None: one after the other."""
+    if jobs < 1:
+        raise InvalidInput("jobs", jobs, "an integer ≥ 1")
+    return ThreadPoolExecutor(jobs) if jobs > 1 else None
+
+
+def to_go_on(cache: Path | None, evaluator: str | None) -> str:
+    """What to say to who interrupts."""
+    if evaluator is None:
+        return ""
+    kept = f"scores so far are in {cache}, the same command goes on from there"
+    return kept if cache is not None else "--cache FILE would have kept the scores"

@@ -1,0 +1,230 @@
+"""`dpmerge plan`: from a target to what should be released."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dpmerge.cli.options import (
+    ALLOW,
+    CACHE,
+    DELTA,
+    EVALUATOR,
+    HEADERS_ONLY,
+    JOBS,
+    PORTFOLIO,
+    loaded_portfolio,
+    require_writable,
+    threads,
+    to_go_on,
+)
+from dpmerge.cli.terminal import AsJson, one_line_errors, print_json, wide_console
+from dpmerge.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from dpmerge.planning.looking import PublicEvaluation
+    from dpmerge.planning.objectives import Objective
+    from dpmerge.planning.validation import PrivateValidation
+
+
+def plan(
+    portfolio: PORTFOLIO,
+    epsilon: Annotated[float, typer.Option(help="The ε to meet.")],
+    delta: DELTA,
+    method: Annotated[
+        str, typer.Option(help="`select` (draw one checkpoint), `combine` (average), `mix` (draw either) or `auto`.")
+    ] = "auto",
+    objective: Annotated[
+        str,
+        typer.Option(
+            help="What is best: least predicted `noise`, `saturate` the budget, a `prior`, `public_evaluation`, or "
+            "`private_validation`."
+        ),
+    ] = "noise",
+    theorem: Annotated[
+        str,
+        typer.Option(
+            help="How averages are accounted for: `auto`, `joint_release`, `last_step`, `hidden_state` or "
+            "`merged_trajectory`."
+        ),
+    ] = "auto",
+    accounting: Annotated[str, typer.Option(help="`pld` (exact) or `rdp` (Rényi divergence).")] = "pld",
+    prior: Annotated[
+        str | None, typer.Option(metavar="RUN@STEP=U,…", help="Utilities you state, without having looked.")
+    ] = None,
+    evaluator: EVALUATOR = None,
+    tuning: Annotated[str, typer.Option(help="`charged`, or `uncharged`: look for free, and say so for ever.")] = (
+        "charged"
+    ),
+    look: Annotated[
+        str | None, typer.Option(metavar="RUN@STEP,…", help="The models that may be looked at; default: what fits.")
+    ] = None,
+    evaluations: Annotated[
+        int | None, typer.Option(help="How many merges may be scored (default 500; 50 on private data).")
+    ] = None,
+    validation_epsilon: Annotated[
+        float | None, typer.Option(help="What the choice may cost people in a private validation set.")
+    ] = None,
+    disjoint: Annotated[
+        str | None,
+        typer.Option(metavar="WHO", help="Who vouches that nobody is in both the training and the validation set."),
+    ] = None,
+    cache: CACHE = None,
+    jobs: JOBS = 1,
+    non_private: Annotated[
+        list[str] | None, typer.Option(metavar="RUN", help="A run without privacy that may be drawn, rarely.")
+    ] = None,
+    allow: ALLOW = None,
+    headers_only: HEADERS_ONLY = False,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Save the plan as JSON.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Which release of these models meets (ε, δ), and is best?
+
+    A plan says which checkpoints are averaged with which weights (and how much noise is added), or drawn with which
+    probabilities; what that costs, by which theorem, and who vouches for its premises. No model is looked at unless
+    `--objective public_evaluation` or `private_validation` asks for it; then every model that could have been looked at
+    is paid for.
+
+    Exit code 1: nothing in this portfolio meets the target; the message says what would be the smallest ε.
+
+    Example: `dpmerge plan examples/mnist --epsilon 0.8 --delta 1e-5`
+    """
+    with one_line_errors(to_go_on(cache, evaluator)):
+        from dpmerge.planning.planner import plan as compute
+        from dpmerge.planning.target import Guarantee
+
+        target = Guarantee(epsilon=epsilon, delta=delta)
+        target.require_target()
+        require_writable("output", output)
+        chosen = _objective(
+            objective,
+            prior=prior,
+            evaluator=evaluator,
+            tuning=tuning,
+            look=look,
+            evaluations=evaluations,
+            validation_epsilon=validation_epsilon,
+            disjoint=disjoint,
+            cache=cache,
+            jobs=jobs,
+        )
+        loaded = loaded_portfolio(portfolio, headers_only, allow)
+        result = compute(
+            loaded,
+            target,
+            method=method,  # type: ignore[arg-type]
+            objective=chosen,
+            theorem=theorem,  # type: ignore[arg-type]
+            accounting=accounting,  # type: ignore[arg-type]
+            non_private=non_private or (),
+        )
+        document = result.document()
+        if output is not None:
+            _save(output, document)
+        if as_json:
+            print_json(document)
+            return
+        from dpmerge.planning.advice import suggestions
+        from dpmerge.planning.plan_table import print_plan
+
+        print_plan(result, suggestions(result), wide_console())
+    if output is not None:
+        typer.echo(f"\nSaved to {output}.")
+
+
+def _objective(
+    name: str,
+    *,
+    prior: str | None,
+    evaluator: str | None,
+    tuning: str,
+    look: str | None,
+    evaluations: int | None,
+    validation_epsilon: float | None,
+    disjoint: str | None,
+    cache: Path | None,
+    jobs: int,
+) -> Objective | PublicEvaluation | PrivateValidation:
+    """The objective of that name; options that belong to another one are refused, not ignored."""
+    from dpmerge.evaluation.evaluators import load_evaluator
+    from dpmerge.planning.looking import PublicEvaluation
+    from dpmerge.planning.objectives import OBJECTIVES, Prior
+    from dpmerge.planning.validation import PrivateValidation
+
+    names = (*OBJECTIVES, "prior", "public_evaluation", "private_validation")
+    if name not in names:
+        raise InvalidInput("objective", name, ", ".join(names))
+    looking = ("public_evaluation", "private_validation")
+    belongs: dict[str, tuple[Any, tuple[str, ...]]] = {
+        "--prior": (prior, ("prior",)),
+        "--evaluator": (evaluator, looking),
+        "--look": (look, looking),
+        "--cache": (cache, ("public_evaluation",)),
+        "--evaluations": (evaluations, looking),
+        "--jobs": (jobs if jobs != 1 else None, looking),
+        "--tuning uncharged": (tuning != "charged" or None, ("public_evaluation",)),
+        "--validation-epsilon": (validation_epsilon, ("private_validation",)),
+        "--disjoint": (disjoint, ("private_validation",)),
+    }
+    for option, (value, owners) in belongs.items():
+        if value is not None and name not in owners:
+            raise InvalidInput("objective", name, f"{' or '.join(owners)} where {option} is given")
+    if name == "prior":
+        return Prior(_numbers("prior", prior))
+    if name not in looking:
+        return OBJECTIVES[name]()
+    if evaluator is None:
+        raise InvalidInput("evaluator", None, f"module:function, or linear:FILE.npz, for {name}", found="nothing")
+    scorer, seen = load_evaluator(evaluator), None if look is None else [part.strip() for part in look.split(",")]
+    if name == "public_evaluation":
+        return PublicEvaluation(
+            evaluator=scorer,
+            tuning=tuning,  # type: ignore[arg-type]
+            look=seen,
+            evaluations=500 if evaluations is None else evaluations,
+            cache=cache,
+            executor=threads(jobs),
+        )
+    if validation_epsilon is None:
+        raise InvalidInput("validation-epsilon", None, "a finite number > 0 for private_validation", found="nothing")
+    return PrivateValidation(
+        evaluator=scorer,
+        epsilon=validation_epsilon,
+        look=seen,
+        evaluations=50 if evaluations is None else evaluations,
+        disjoint_vouched_by=disjoint,
+        executor=threads(jobs),
+    )
+
+
+def _numbers(field: str, text: str | None) -> dict[str, float]:
+    """name=number, separated by commas."""
+    accepted = "run@step=number, separated by commas"
+    if text is None:
+        raise InvalidInput(field, None, accepted, found="nothing")
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        name, _, number = (piece.strip() for piece in part.rpartition("="))
+        try:
+            value = float(number)
+        except ValueError:
+            raise InvalidInput(field, part, accepted) from None
+        if not name or name in found:
+            raise InvalidInput(field, part, accepted + ", each once")
+        found[name] = value
+    return found
+
+
+def _save(file: Path, document: dict[str, Any]) -> None:
+    from dpmerge.portfolio.manifest import write_atomically
+
+    try:
+        write_atomically(file, (json.dumps(document, indent=2, allow_nan=False) + "\n").encode())
+    except OSError as error:
+        raise InvalidInput(
+            "output", str(file), "a file that can be written", found=f"{file} ({error.strerror})"
+        ) from None
