@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import Executor, Future, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,6 @@ from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.portfolio.recipe import Recipe
 from dpmerge.privacy import domain
 
-THREADS = 1
 NOISE_DRAWS = 8
 _TOGETHER, _NOISY_TOGETHER = 512, 8
 """Recipes between two entries in the cache, where many are scored at once; noise makes each of them slow."""
@@ -70,8 +69,13 @@ def evaluate(
         book.begin(len(distinct) - len(missing))
         if isinstance(evaluator, BatchEvaluator) and missing and same_frozen(_used(models, missing.values())):
             _score_together(models, missing, evaluator, noise_draws, book)
-        elif missing:
+        elif executor is not None:
             _score_in_parallel(models, missing, evaluator, noise_draws, book, executor)
+        else:
+            for key, recipe in missing.items():
+                with _told([recipe], DpmergeError):
+                    score = score_one(recipe, tuple(models[name] for name in recipe.names), evaluator, noise_draws)
+                book.enter(key, recipe, score)
         return [scores[key] for key in keys]
 
 
@@ -159,14 +163,13 @@ def _score_in_parallel(
     evaluator: Evaluator,
     noise_draws: int,
     book: _Book,
-    executor: Executor | None,
+    executor: Executor,
 ) -> None:
-    pool = ThreadPoolExecutor(THREADS) if executor is None else executor
     waiting: dict[Future[float], str] = {}
     try:
         for key, recipe in missing.items():
             inputs = tuple(models[name] for name in recipe.names)
-            waiting[pool.submit(score_one, recipe, inputs, evaluator, noise_draws)] = key
+            waiting[executor.submit(score_one, recipe, inputs, evaluator, noise_draws)] = key
         for future in as_completed(list(waiting)):
             recipe = missing[waiting[future]]
             with _told([recipe], DpmergeError):
@@ -178,8 +181,6 @@ def _score_in_parallel(
         for future, key in waiting.items():
             if not future.cancel() and future.done() and future.exception() is None and key not in book.scores:
                 book.enter(key, missing[key], future.result(), quiet=True)
-        if executor is None:
-            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def score_one(recipe: Recipe, inputs: Sequence[StoredModel], evaluator: Evaluator, noise_draws: int) -> float:
