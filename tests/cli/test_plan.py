@@ -208,6 +208,16 @@ BAD: dict[str, tuple[tuple[object, ...], int, str]] = {
         ("--objective", "private_validation", "--evaluator", "math:prod", "--validation-epsilon", ".1"), 2, "not shown",
     ),
     "a plan into nowhere": (("-o", "nowhere/plan.json"), 2, "output: got 'nowhere'; accepted: a folder that exists"),
+    "a voucher without a name": (
+        ("--objective", "private_validation", "--evaluator", PUBLIC, "--validation-epsilon", ".1", "--disjoint", ""),
+        2, "disjoint: got ''",
+    ),
+    "a plan over a device": (("-o", "/dev/null"), 2, "the name of an ordinary file"),
+    "a plan with an endless name": (("-o", "a" * 300), 2, "output: got"),
+    "an evaluation too many": (("--evaluations", "5"), 2, "--evaluations is given"),
+    "no thread": (
+        ("--objective", "public_evaluation", "--evaluator", PUBLIC, "--jobs", "0"), 2, "jobs: got 0",
+    ),
     "a non-private run nobody has": (("--non-private", "c9"), 2, "run: got 'c9'"),
     "an unknown allowance": (("--allow", "everything"), 2, "allow: got 'everything'"),
 }  # fmt: skip

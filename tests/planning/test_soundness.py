@@ -279,3 +279,95 @@ def test_what_auto_passes_over_is_said(mnist: dpm.Portfolio) -> None:
     assert made.passed_over is not None
     assert made.passed_over == pytest.approx(dpm.plan(mnist, target(0.6), method="mix").noise_to_signal, rel=1e-6)
     assert "--method mix would use them" in " ".join(str(made).split())
+
+
+@pytest.mark.parametrize("who", ["", "  "])
+def test_nobody_vouches_with_an_empty_name(who: str) -> None:
+    with pytest.raises(InvalidInput, match="disjoint: got"):
+        dpm.PrivateValidation(evaluator=lambda _: 1, epsilon=0.1, disjoint_vouched_by=who)
+
+
+def test_a_unit_of_several_records_is_charged_for_all_of_them() -> None:
+    patients = portfolio({"a": (run_document("a", noise_multiplier=64, unit="patient"), [20])})
+    with pytest.raises(InvalidInput, match="records per unit: got nothing; accepted: a bound on how many"):
+        dpm.plan(patients, target(1.0), objective=dpm.PrivateValidation(evaluator=lambda _: 1, epsilon=0.1))
+
+
+def test_the_draw_is_gentler_where_a_unit_has_several_records(
+    monkeypatch: pytest.MonkeyPatch, probe: dpm.Portfolio
+) -> None:
+    from dpmerge.planning import validation
+
+    used: list[float] = []
+
+    def noted(counts: Any, epsilon: float) -> int:
+        used.append(epsilon)
+        return 0
+
+    monkeypatch.setattr(validation, "exponential_choice", noted)
+    for records in (None, 1, 4):
+        objective = dpm.PrivateValidation(
+            evaluator=lambda tensors: int(abs(tensors["weight"]).sum()),
+            epsilon=0.2,
+            evaluations=2,
+            records_per_unit=records,
+        )
+        dpm.plan(probe, target(0.8), objective=objective)
+    assert used == [0.2, 0.2, 0.05]
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 0.7])
+def test_a_plan_never_exceeds_its_own_target(epsilon: float) -> None:
+    runs = ladder(3)
+    cost = runs.run("run-1").mechanism.profile(20).epsilon(DELTA)
+    objective = dpm.PrivateValidation(evaluator=lambda _: 1, epsilon=epsilon, look=["run-1@20"])
+    with pytest.raises(TargetOutOfReach):
+        dpm.plan(runs, target(cost + epsilon), objective=objective)
+    made = dpm.plan(runs, target((cost + epsilon) * (1 + 1e-9)), objective=objective)
+    assert made.guarantee.epsilon <= made.target.epsilon
+    assert made.guarantee.delta <= made.target.delta
+    with pytest.raises(InvalidInput, match="delta: got 1e-300"):
+        dpm.plan(runs, target(50.0, 1e-300), objective=objective)
+    from dataclasses import replace
+
+    with pytest.raises(NoGuarantee, match="is none"):
+        replace(made, guarantee=target(99.0))
+
+
+@pytest.mark.parametrize("evaluations", [1, 9, 40])
+def test_uncharged_plans_by_a_theorem_asked_for_by_name(probe: dpm.Portfolio, evaluations: int) -> None:
+    objective = dpm.PublicEvaluation(evaluator=lambda _: 1.0, tuning="uncharged", evaluations=evaluations)
+    for method in ("auto", "combine", "mix"):
+        try:
+            made = dpm.plan(probe, target(1.0), method=method, theorem="hidden_state", objective=objective)  # type: ignore[arg-type]
+        except NoGuarantee:
+            continue
+        assert not made.proved
+
+
+def test_auto_falls_back_where_a_theorem_covers_only_early_checkpoints() -> None:
+    runs = {
+        "a": (run_document("a", noise_multiplier=64), [20]),
+        "b": (run_document("b", noise_multiplier=64, smooth=True), [10]),
+    }
+    made = dpm.plan(portfolio(runs), target(0.3), theorem="hidden_state")
+    assert made.theorem == "hidden_state"
+    assert [name for c in made.candidates for name in c.recipe.names] == ["b@10"]
+
+
+def test_runs_without_rates_have_a_frontier_with_an_evaluator(tmp_path: Path) -> None:
+    from dpmerge.planning.bench import Scoring
+    from portfolio.portfolios import HISTORY, manifest, write_portfolio
+
+    home = write_portfolio(tmp_path, runs="ab", manifests={n: manifest(n, mechanism=HISTORY) for n in "ab"})
+    scoring = Scoring(evaluator=lambda tensors: float(tensors["bias"].sum()))
+    found = analyse(dpm.Portfolio.load(home), DELTA, targets=3, scoring=scoring)
+    assert found.recommendations == ()
+    assert any("no plan is recommended" in text for text in found.caveats)
+    assert not np.isnan(found.curves[1].utilities[-1])
+
+
+def test_no_renyi_bound_is_said_to_be_none() -> None:
+    runs = {"a": (run_document("a", noise_multiplier=1.0, steps=4, sampling_rate=0.1), [4])}
+    with pytest.raises(NoGuarantee, match="none of these has a finite cost by rdp accounting"):
+        dpm.plan(portfolio(runs), target(3.0), accounting="rdp")

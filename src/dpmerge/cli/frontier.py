@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -76,7 +77,7 @@ def frontier(
 
         require_writable("output", output)
         if figures is not None:
-            require_folder("figures", figures if figures.exists() else figures.parent)
+            require_folder("figures", figures if os.path.exists(figures) else figures.parent)
         if cache is not None and evaluator is None:
             raise InvalidInput("cache", str(cache), "no cache without --evaluator")
         scoring = None

@@ -45,14 +45,19 @@ def loaded_portfolio(path: Path, headers_only: bool, allow: Iterable[str] | None
 
 def require_writable(field: str, file: Path | None) -> None:
     """Refuse before hours of work what cannot be written after them."""
-    if file is not None and (not file.name or file.is_dir()):
-        raise InvalidInput(field, str(file), "the name of a file", found="a folder")
-    if file is not None:
-        require_folder(field, file.parent)
+    if file is None:
+        return
+    try:
+        taken = not file.name or (file.exists() and not file.is_file())
+    except OSError as error:
+        raise InvalidInput(field, str(file), "the name of a file", found=f"an error: {error.strerror}") from None
+    if taken:
+        raise InvalidInput(field, str(file), "the name of an ordinary file", found="something else of that name")
+    require_folder(field, file.parent)
 
 
 def require_folder(field: str, folder: Path) -> None:
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
+    if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
         raise InvalidInput(field, str(folder), "a folder that exists and can be written to")
 
 
@@ -63,9 +68,9 @@ def threads(jobs: int) -> Executor | None:
     return ThreadPoolExecutor(jobs) if jobs > 1 else None
 
 
-def to_go_on(cache: Path | None, evaluator: str | None) -> str:
+def to_go_on(cache: Path | None, evaluator: str | None, *, private: bool = False) -> str:
     """What to say to who interrupts."""
-    if evaluator is None:
+    if evaluator is None or private:
         return ""
     kept = f"scores so far are in {cache}, the same command goes on from there"
     return kept if cache is not None else "--cache FILE would have kept the scores"

@@ -72,6 +72,9 @@ def plan(
         str | None,
         typer.Option(metavar="WHO", help="Who vouches that nobody is in both the training and the validation set."),
     ] = None,
+    records_per_unit: Annotated[
+        int | None, typer.Option(help="How many validation records one unit of privacy has, at most.")
+    ] = None,
     cache: CACHE = None,
     jobs: JOBS = 1,
     non_private: Annotated[
@@ -93,7 +96,7 @@ def plan(
 
     Example: `dpmerge plan examples/mnist --epsilon 0.8 --delta 1e-5`
     """
-    with one_line_errors(to_go_on(cache, evaluator)):
+    with one_line_errors(to_go_on(cache, evaluator, private=objective == "private_validation")):
         from dpmerge.planning.planner import plan as compute
         from dpmerge.planning.target import Guarantee
 
@@ -109,6 +112,7 @@ def plan(
             evaluations=evaluations,
             validation_epsilon=validation_epsilon,
             disjoint=disjoint,
+            records_per_unit=records_per_unit,
             cache=cache,
             jobs=jobs,
         )
@@ -146,6 +150,7 @@ def _objective(
     evaluations: int | None,
     validation_epsilon: float | None,
     disjoint: str | None,
+    records_per_unit: int | None,
     cache: Path | None,
     jobs: int,
 ) -> Objective | PublicEvaluation | PrivateValidation:
@@ -169,6 +174,7 @@ def _objective(
         "--tuning uncharged": (tuning != "charged" or None, ("public_evaluation",)),
         "--validation-epsilon": (validation_epsilon, ("private_validation",)),
         "--disjoint": (disjoint, ("private_validation",)),
+        "--records-per-unit": (records_per_unit, ("private_validation",)),
     }
     for option, (value, owners) in belongs.items():
         if value is not None and name not in owners:
@@ -197,6 +203,7 @@ def _objective(
         look=seen,
         evaluations=50 if evaluations is None else evaluations,
         disjoint_vouched_by=disjoint,
+        records_per_unit=records_per_unit,
         executor=threads(jobs),
     )
 

@@ -131,9 +131,9 @@ def _solver(
     """The best mixture, or single candidate, at each ε."""
     if accounting == "rdp" and drawn:
         curves = pool.curves(DEFAULT_ORDERS)
-        return lambda epsilon: _first(best_renyi_mixture(curves, scores, epsilon, delta, DEFAULT_ORDERS))
+        return lambda epsilon: _first(best_renyi_mixture(curves, scores, epsilon * (1 - 1e-8), delta, DEFAULT_ORDERS))
     if drawn:
-        return lambda epsilon: best_mixture(pool.deltas(epsilon), scores, delta)
+        return lambda epsilon: best_mixture(pool.deltas(epsilon), scores, delta * (1 - 1e-8))
     if accounting == "rdp":
         own = renyi_epsilon(DEFAULT_ORDERS, pool.curves(DEFAULT_ORDERS), delta, "improved")
     else:

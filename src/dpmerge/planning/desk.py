@@ -125,9 +125,9 @@ class Desk:
         if anything is None:
             raise self._out_of_reach("auto", whole)
         if isinstance(self.objective, LeastNoise) and (finished := self.rungs.at_least(FINISHED)) is not None:
-            desk = Desk.of(finished, self.target, self.objective, self.theorem, self.accounting)
-            trained = desk._mixture(desk._batches("auto"), drawn=True, biased=True)
-            if trained is not None and abs(trained.score) <= LESS_NOISE * abs(anything.score):
+            desk = self._restricted(finished)
+            trained = None if desk is None else desk._mixture(desk._batches("auto"), drawn=True, biased=True)
+            if desk is not None and trained is not None and abs(trained.score) <= LESS_NOISE * abs(anything.score):
                 best = self._mixture(whole, drawn=True, biased=False)
                 return replace(desk.preferred(), passed_over=None if best is None else -best.score)
         unlocked = tuple(batch for batch in whole if batch.theorem not in FINAL_THEOREMS)
@@ -139,6 +139,13 @@ class Desk:
             if found is not None and anything.score - found.score <= PREFERENCE * abs(anything.score):
                 break
         return self._settled(method, batches, asked="auto")
+
+    def _restricted(self, some: Rungs) -> Desk | None:
+        """The same with fewer checkpoints; None if the theorem asked for covers none of them."""
+        try:
+            return Desk.of(some, self.target, self.objective, self.theorem, self.accounting)
+        except NoGuarantee:
+            return None
 
     def _batches(self, method: Method) -> tuple[Batch, ...]:
         if method == "select":
@@ -208,7 +215,9 @@ class Desk:
     def _candidate(self, recipe: Recipe, theorem: Theorem) -> Candidate:
         return candidate(self.rungs.portfolio, recipe, delta=self.target.delta, theorem=theorem)
 
-    def _out_of_reach(self, method: Method, batches: Sequence[Batch]) -> TargetOutOfReach | InvalidInput:
+    def _out_of_reach(self, method: Method, batches: Sequence[Batch]) -> NoGuarantee | InvalidInput:
+        if not sum(len(batch) for batch in batches):
+            return NoGuarantee("no candidate is left to choose from; accepted: more evaluations, or another method")
         pool, delta = Pool(tuple(batches)), self.target.delta
         known = np.isfinite(self._scores(batches, biased=False))
         if not known.any():
@@ -222,8 +231,11 @@ class Desk:
             epsilons = pool.epsilons(delta)
         place = int(np.argmin(np.where(known, epsilons, np.inf)))
         recipe, _ = pool.entry(place)
+        if np.isinf(epsilons[place]):
+            return NoGuarantee(f"none of these has a finite cost by {self.accounting} accounting; accepted: pld")
         hint = ""
-        if any(rungs for rungs in covered_rungs(self.rungs, "hidden_state", by_name=False)) and method == "select":
+        noisy = self.objective.uses_release_noise and any(covered_rungs(self.rungs, "hidden_state", by_name=False))
+        if method == "select" and noisy:
             hint = "method combine or mix reaches any epsilon here, by adding release noise"
         return TargetOutOfReach(self.target.epsilon, delta, float(epsilons[place]), str(recipe), hint)
 

@@ -83,6 +83,8 @@ def analyse(
 def _caveats(portfolio: Portfolio, plans: Sequence[Plan], scoring: Scoring | None) -> Iterator[str]:
     if scoring is not None:
         yield "to choose a target, a plan or a model by the scores shown is to choose by looking: no plan covers that"
+    if not plans:
+        yield "no plan is recommended: no target can be met, or nobody recorded the rates and noise to plan by"
     if any(plan.is_final for plan in plans):
         yield "plans marked final hold only if nothing else of their runs is ever released: of all of them, use one"
     yield from dict.fromkeys(caveat.text for caveat in caveats(portfolio))
@@ -126,7 +128,7 @@ def _plans(known: Rungs, grid: Array, progress: Progressed | None) -> Iterator[P
         try:
             rounded = float(f"{epsilon:.3g}")
             yield _desk(known, rounded, "auto").preferred()
-        except NoGuarantee:
+        except (NoGuarantee, InvalidInput):  # out of reach, or no noise recorded to plan by
             pass
         if progress is not None:
             progress(done, len(grid))

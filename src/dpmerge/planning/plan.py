@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from dpmerge.errors import NoGuarantee
 from dpmerge.planning.analysis import Accounting
 from dpmerge.planning.candidates import Candidate
 from dpmerge.planning.target import Guarantee
@@ -45,6 +46,10 @@ class Plan:
     left_out: Mapping[str, str] = field(default_factory=dict)
     non_private: tuple[str, ...] = ()
     passed_over: float | None = None  # the noise-to-signal that checkpoints auto did not use would have made possible
+
+    def __post_init__(self) -> None:
+        if self.guarantee.epsilon > self.target.epsilon or self.guarantee.delta > self.target.delta:
+            raise NoGuarantee(f"a plan for {self.target} that only meets {self.guarantee} is none")
 
     @property
     def theorem(self) -> str:

@@ -1,6 +1,6 @@
 """The linear program of random selection: the probabilities with the best expected score that meet a target.
 
-Guarantees: exact to 1e-11 of the limit, for which a caller leaves slack. Under privacy loss distributions the
+Guarantees: exact to 1e-8 of the limit, for which a caller leaves slack. Under privacy loss distributions the
 constraints are two, Σ π_i δ±_i(ε) ≤ δ; under Rényi divergence one for each order α, of which meeting one is enough,
     Σ π_i e^{(α−1)ρ_i(α)} ≤ e^{(α−1)B_α}:
 the best of all orders is taken. Probabilities are multiples of 2⁻⁵³ that sum to exactly one, so that a draw can use
@@ -130,10 +130,10 @@ def _on_the_hull(costs: Array, scores: Array) -> tuple[Places, Array] | None:
 
 def _turns_left(costs: Array, scores: Array, first: int, middle: int, last: int) -> bool:
     """Whether the middle point lies on or below the line from the first to the last."""
-    return bool(
-        (scores[middle] - scores[first]) * (costs[last] - costs[first])
-        <= (scores[last] - scores[first]) * (costs[middle] - costs[first])
-    )
+    # As shares of the way, which cannot overflow; along the hull costs and scores only grow.
+    rise = (scores[middle] - scores[first]) / (scores[last] - scores[first])
+    run = (costs[middle] - costs[first]) / (costs[last] - costs[first])
+    return bool(rise <= run)
 
 
 def _by_simplex(costs: Array, scores: Array) -> tuple[Places, Array] | None:

@@ -23,7 +23,9 @@ from dpmerge.privacy.premises import Premise
 def uncharged_plan(desk: Desk, objective: PublicEvaluation, method: Method) -> Plan:
     """The paper's practice: score candidates within the target and take the best, the looking not paid for."""
     singles, combined = desk.singles, desk.combined
-    kept = [some_of(singles, np.arange(min(len(singles), objective.evaluations)))]
+    # A theorem asked for by name is about combinations: single models are scored for a draw only.
+    by_name = desk.theorem not in ("auto", "joint_release") and method != "mix"
+    kept = [some_of(singles, np.arange(0 if by_name else min(len(singles), objective.evaluations)))]
     room = objective.evaluations - len(kept[0])
     if method != "select":
         kept += _nearest(desk, combined, room)

@@ -39,6 +39,9 @@ _SCALE = 2**512
 ROUNDING_DELTA = 2.0**-500
 """What rounding weights up to whole numbers costs in δ: less than twice 2⁻⁵¹² for each of at most a thousand."""
 
+LEAST_DELTA = 1e-100
+"""Of a target: below, there would be no room for that."""
+
 MOST_CANDIDATES = 1000
 
 
@@ -49,7 +52,8 @@ class PrivateValidation:
     The evaluator returns how many validation records a merge gets right: one record changes a count by at most one. (A
     LinearClassifier returns a share, and says of how many.) `disjoint_vouched_by` says who vouches that each person
     lies wholly in the training or in the validation set and that the split does not depend on the data; otherwise what
-    a person pays adds up, and the target has room for both.
+    a person pays adds up, and the target has room for both. `records_per_unit` bounds how many validation records one
+    unit of privacy has; left out it is 1 where the unit is a record, and has to be said where it is not.
     """
 
     evaluator: Evaluator
@@ -57,20 +61,34 @@ class PrivateValidation:
     look: Sequence[str] | None = None
     evaluations: int = 50
     disjoint_vouched_by: str | None = None
+    records_per_unit: int | None = None
     executor: Executor | None = None
     progress: Progressed | None = None
 
     def __post_init__(self) -> None:
         domain.positive("validation epsilon", self.epsilon)
         domain.integer("evaluations", self.evaluations, least=1, most=MOST_CANDIDATES)
+        if self.disjoint_vouched_by is not None and not str(self.disjoint_vouched_by).strip():
+            raise InvalidInput("disjoint", self.disjoint_vouched_by, "who vouches for it; or leave it out")
+        if self.records_per_unit is not None:
+            domain.integer("records per unit", self.records_per_unit, least=1)
+
+    def sensitivity(self, unit: str) -> int:
+        """By how much one unit of privacy can change a count."""
+        if self.records_per_unit is None and unit != "record":
+            accepted = f"a bound on how many validation records one {unit} has"
+            raise InvalidInput("records per unit", None, accepted, found="nothing")
+        return self.records_per_unit or 1
 
     def for_training(self, target: Guarantee) -> Guarantee:
         """What the target leaves for the people in the training set."""
-        left = target.epsilon if self.disjoint_vouched_by else target.epsilon - self.epsilon
+        left = target.epsilon if self.disjoint_vouched_by else (target.epsilon - self.epsilon) * (1 - 1e-12)
         if self.epsilon > target.epsilon or left <= 0:
             accepted = f"less than the target's {target.epsilon:g}, which covers a person who is in both sets"
             raise InvalidInput("validation epsilon", self.epsilon, accepted)
-        return Guarantee(epsilon=left, delta=target.delta)
+        if target.delta < LEAST_DELTA:
+            raise InvalidInput("delta", target.delta, f"at least {LEAST_DELTA:g} with a validation set")
+        return Guarantee(epsilon=left, delta=math.nextafter(target.delta, 0.0))
 
 
 def validated_plan(
@@ -85,10 +103,11 @@ def validated_plan(
     require_joint_release(theorem)
     look = look_set(rungs, objective.for_training(target), objective.look, accounting)
     recipes = list(islice(inside(rungs, look, method, objective.evaluations), objective.evaluations))
-    chosen = recipes[exponential_choice(_counts(rungs, recipes, objective), objective.epsilon)]
+    sensitivity = objective.sensitivity(rungs.portfolio.unit)
+    chosen = recipes[exponential_choice(_counts(rungs, recipes, objective), objective.epsilon / sensitivity)]
     disjoint = objective.disjoint_vouched_by
     plan = priced_plan(
-        rungs, target, look, chosen, method, accounting,
+        rungs, objective.for_training(target), look, chosen, method, accounting,
         chosen_by={
             "kind": "private_validation",
             "objective": "private_validation",
@@ -99,10 +118,11 @@ def validated_plan(
         premises=(
             look.premise(),
             Premise("one_validation_record_changes_a_count_by_one", True, "whoever named the evaluator"),
+            Premise(f"at_most_{sensitivity}_of_them_a_{rungs.portfolio.unit}", True, "whoever made the validation set"),
             *([Premise("training_and_validation_people_disjoint", True, disjoint)] if disjoint else []),
         ),
     )  # fmt: skip
-    return _for_one_person(plan, objective.epsilon, disjoint is not None)
+    return _for_one_person(plan, target, objective.epsilon, disjoint is not None)
 
 
 def _counts(rungs: Rungs, recipes: Sequence[Recipe], objective: PrivateValidation) -> list[int]:
@@ -121,18 +141,17 @@ def _counts(rungs: Rungs, recipes: Sequence[Recipe], objective: PrivateValidatio
     return counts
 
 
-def _for_one_person(plan: Plan, epsilon: float, disjoint: bool) -> Plan:
-    """The guarantee for everybody, and what it is made of."""
+def _for_one_person(plan: Plan, target: Guarantee, epsilon: float, disjoint: bool) -> Plan:
+    """The guarantee for everybody, and what it is made of; the rounding's δ is within what was left for it."""
     training = plan.guarantee
     whole = max(training.epsilon, epsilon) if disjoint else math.nextafter(training.epsilon + epsilon, math.inf)
-    delta = max(training.delta, ROUNDING_DELTA) if disjoint else training.delta + ROUNDING_DELTA
     sides: dict[str, Any] = {
         "training": {"epsilon": training.epsilon, "delta": training.delta},
         "validation": {"epsilon": epsilon, "delta": ROUNDING_DELTA},
         "because": "each person is in one set only" if disjoint else "nobody vouches that the sets are disjoint",
     }
-    guarantee = Guarantee(epsilon=whole, delta=delta)
-    return replace(plan, guarantee=guarantee, chosen_by={**plan.chosen_by, "sides": sides})
+    guarantee = Guarantee(epsilon=whole, delta=target.delta)
+    return replace(plan, target=target, guarantee=guarantee, chosen_by={**plan.chosen_by, "sides": sides})
 
 
 def exponential_choice(

@@ -83,7 +83,7 @@ class LossDistributionProfile(PrivacyProfile):
         return total
 
 
-@lru_cache(maxsize=24)
+@lru_cache(maxsize=12)
 def _composition(steps: tuple[tuple[Step, int], ...]) -> tuple[ComposedLoss, ComposedLoss]:
     """Remembered: planning asks for the same composition again when it has chosen."""
     return next(compose_steps([dict(steps)]))
