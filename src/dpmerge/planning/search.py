@@ -72,9 +72,10 @@ def searched(
             continue
     yield from batches
     tops = [(number, top) for number, batch in enumerate(batches) if (top := _best(batch, mu, scoring)) is not None]
-    for number, (_, place) in sorted(tops, key=lambda top: -top[1][0])[:MOST_REFINED]:
+    for rank, (number, (_, place)) in enumerate(sorted(tops, key=lambda top: -top[1][0])[:MOST_REFINED]):
         batch = batches[number]
-        if len(batch.rungs) > 1:
+        # Faces of many runs take long, and are all much alike: only the best of them.
+        if 1 < len(batch.rungs) <= (MOST_EXCHANGING if rank else len(rungs.usable)):
             yield _refined(batch, priced[batch.rungs], place, mu, scoring, noisy=noisy, by_name=by_name)
 
 
