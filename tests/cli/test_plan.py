@@ -343,3 +343,9 @@ def test_named_bad_frontier(case: str) -> None:
     result = ran("frontier", EXAMPLES / "probe", *arguments)
     assert result.exit_code == 2, result.output
     assert words in result.stderr
+
+
+def test_a_design_that_does_not_serve_its_range_says_so_first() -> None:
+    lines = ran("design", "--range", "0.1:2", "--delta", "1e-5", "--runs", 1, "--levels", 3).stdout.splitlines()
+    assert lines[3] == "Too few runs for this range: up to 119× noise. Train more, or narrow the range."
+    assert "Too few runs" not in ran("design", "--range", "0.1:2", "--delta", "1e-5").stdout

@@ -16,6 +16,9 @@ from dpmerge.account.table import shown
 from dpmerge.design.design import Design
 from dpmerge.design.noise import MOST_RUNS
 
+TOO_NOISY = 2.0
+"""The excess from which a design is said not to serve its range."""
+
 
 def print_design(design: Design, console: Console) -> None:
     """Print the runs, the levels, the comparison with equal runs, and what to do next."""
@@ -23,6 +26,10 @@ def print_design(design: Design, console: Console) -> None:
     heading = f"{count} run{'s' if count > 1 else ''} for ε from {design.low:g} to {design.high:g}"
     console.print(Text(heading, style="bold"), highlight=False)
     console.print(Text(f"full batch, {design.steps} steps, {design.adjacency}, δ = {design.delta:g}\n"))
+    if design.worst_excess > TOO_NOISY:
+        noise = percent(design.worst_excess)
+        few = f"Too few runs for this range: up to {noise} noise. Train more, or narrow the range.\n"
+        console.print(Text(few, style="bold yellow"))
     console.print(Text("Train these, with one clip norm and one constant learning rate", style="bold"))
     console.print(_runs(design))
     console.print(Text(_kept(design) + "\n"))
