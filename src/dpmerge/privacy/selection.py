@@ -139,7 +139,7 @@ def selection_renyi_epsilons(
             logarithms = largest + np.log(sums)
             # Where the largest member is not in the support the scaled sum may have underflowed: sum those again.
             row, order = np.nonzero(sums < 1e-200)
-            logarithms[row, order] = logsumexp(exponents[:, order], b=part[row].T, axis=0)
+            logarithms[row, order] = logsumexp(exponents[:, order] + np.log(part[row].T), axis=0)
         values = np.where((part > 0) @ unknown > 0, np.inf, np.maximum(logarithms / (orders - 1), 0.0))
         result[start : start + _RENYI_CHUNK] = renyi_epsilon(orders, values, delta, conversion)
     return result
@@ -148,7 +148,8 @@ def selection_renyi_epsilons(
 def _selected_curve(curves: Array, probabilities: Array, orders: Array) -> Array:
     with np.errstate(invalid="ignore"):
         exponents = (orders - 1) * curves
-    sums = logsumexp(exponents, b=probabilities[:, np.newaxis], axis=0)
+    # Logarithms of the probabilities, not factors: one may be the smallest of doubles.
+    sums = logsumexp(exponents + np.log(probabilities)[:, np.newaxis], axis=0)
     return np.asarray(np.maximum(sums / (orders - 1), 0.0))
 
 
