@@ -51,7 +51,7 @@ def frontier(
         str, typer.Option(help="By which theorem heatmaps account for averages; `auto`: the tightest proved.")
     ] = "auto",
     targets: Annotated[int, typer.Option(help="For how many targets plans are recommended.")] = 24,
-    evaluations: Annotated[int, typer.Option(help="How many merges may be scored.")] = 600,
+    evaluations: Annotated[int, typer.Option(help="How many merges may be scored, besides recommended plans.")] = 600,
     cache: CACHE = None,
     jobs: JOBS = 1,
     allow: ALLOW = None,

@@ -2,7 +2,7 @@
 
 Guarantees: a frontier is the best of the candidates looked into, each at its proved cost (or dashed); recommended plans
 are made without looking at any model, so they may be used as they stand. The utilities shown may not be released.
-Refuses: portfolios without a private checkpoint, faces of anything but three averageable checkpoints.
+Refuses: portfolios without a private checkpoint, sweeps of anything but two or three different checkpoints.
 
 Candidates are made once, for a few budgets between the most private model and everything together, and shared by all
 curves and targets: the linear program is then solved for every target on what is known.

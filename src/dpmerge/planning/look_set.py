@@ -24,7 +24,7 @@ from dpmerge.planning.weights import lattice, mu_budget
 from dpmerge.portfolio.recipe import Recipe
 from dpmerge.privacy.exposure import Exposure
 from dpmerge.privacy.premises import Premise
-from dpmerge.privacy.renyi import RenyiProfile
+from dpmerge.privacy.renyi import DEFAULT_ORDERS, RenyiProfile, renyi_epsilon
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,15 +74,18 @@ def _least_noisy(rungs: Rungs, target: Guarantee, accounting: Accounting) -> lis
         if accounting == "pld":
             fits = batch.deltas(target.epsilon).max(axis=0, initial=0.0) <= target.delta * (1 - 1e-9)
         else:
-            fits = np.array(
-                [_joint(_support(batch, i), accounting, target.delta) <= target.epsilon for i in range(len(batch))]
-            )
+            own = renyi_epsilon(DEFAULT_ORDERS, batch.curves(DEFAULT_ORDERS), target.delta, "improved")
+            fits = own <= target.epsilon * (1 - 1e-9)
         ratios = np.where(fits, np.nan_to_num(batch.noise_to_signal, nan=1e300), np.inf)
         if ratios.size and np.isfinite(ratios.min()) and (best is None or ratios.min() < best[0]):
             best = float(ratios.min()), batch, int(np.argmin(ratios))
     if best is None:
-        least = rungs.least
-        raise TargetOutOfReach(target.epsilon, target.delta, _joint([least], accounting, target.delta), least.name)
+        cost, least = min(
+            ((_joint([r], accounting, target.delta), r.name) for r in rungs.usable), key=lambda pair: pair[0]
+        )
+        if np.isinf(cost):
+            raise NoGuarantee(f"none of these has a finite cost by {accounting} accounting; accepted: pld")
+        raise TargetOutOfReach(target.epsilon, target.delta, cost, least)
     return _support(best[1], best[2])
 
 

@@ -1,7 +1,8 @@
 """Rungs: the checkpoints of a portfolio that a plan may use, each with its own cost and predicted noise.
 
-Guarantees: every rung has a finite cost at the δ asked for; whatever was left out is named, with the reason.
-Refuses: portfolios without any rung. Non-private models are rungs only if they are asked for by name.
+Guarantees: every rung has a finite cost at the δ asked for, or is a non-private model asked for by name; whatever was
+left out is named, with the reason.
+Refuses: portfolios without any rung.
 """
 
 from __future__ import annotations
@@ -73,11 +74,6 @@ class Rungs:
     def last_of(self, run: Run) -> Rung:
         """The latest rung of a run."""
         return [rung for rung in self.usable if rung.run is run][-1]
-
-    @property
-    def least(self) -> Rung:
-        """The most private of them."""
-        return min(self.usable, key=lambda rung: rung.epsilon)
 
     @cached_property
     def groups(self) -> tuple[tuple[tuple[Rung, ...], ...], ...]:

@@ -4,10 +4,10 @@ Guarantees: every row meets its theorem's premises (merged_trajectory asked for 
 is the least with which a row meets the cost it was solved for, from the safe side.
 Refuses nothing: what no theorem covers is not in what comes back.
 
-A face is one checkpoint from each of some runs. Faces tried: each single checkpoint (hidden_state), all pairs of runs
-at their last covered checkpoints, all of these together, and the averages of the joint-release front around the
-budget: at most about a hundred, whatever the number of averages. On each a lattice of weights, or for many runs blends
-of precision weights; the best is then refined by exchanging weight between pairs of runs, down to 1e-4.
+A face is one checkpoint from each of some runs. Faces tried: single checkpoints (where the theorem gains by one), pairs
+of runs at their last covered checkpoints, all of these together, and the averages of the joint-release front around
+the budget: a few dozen, whatever the number of averages. On each a lattice of weights, or for many runs blends of
+precision weights; the best few are then refined by exchanging weight between pairs of runs, down to 1e-4.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from typing import Any
 from dpmerge.errors import EvaluationFailed, InvalidInput
 from dpmerge.evaluation.evaluate import evaluate
 from dpmerge.evaluation.evaluators import Evaluator
+from dpmerge.evaluation.linear_classifier import LinearClassifier
 from dpmerge.evaluation.progress import Progressed
 from dpmerge.planning.analysis import Accounting
 from dpmerge.planning.candidates import Theorem
@@ -104,7 +105,8 @@ def validated_plan(
     look = look_set(rungs, objective.for_training(target), objective.look, accounting)
     recipes = list(islice(inside(rungs, look, method, objective.evaluations), objective.evaluations))
     sensitivity = objective.sensitivity(rungs.portfolio.unit)
-    chosen = recipes[exponential_choice(_counts(rungs, recipes, objective), objective.epsilon / sensitivity)]
+    for_a_record = objective.epsilon if sensitivity == 1 else math.nextafter(objective.epsilon / sensitivity, 0.0)
+    chosen = recipes[exponential_choice(_counts(rungs, recipes, objective), for_a_record)]
     disjoint = objective.disjoint_vouched_by
     plan = priced_plan(
         rungs, objective.for_training(target), look, chosen, method, accounting,
@@ -127,7 +129,8 @@ def validated_plan(
 
 def _counts(rungs: Rungs, recipes: Sequence[Recipe], objective: PrivateValidation) -> list[int]:
     """How many records each gets right; what went wrong is not repeated, it may tell of the validation set."""
-    shares = getattr(objective.evaluator, "records", 1)
+    # Nothing but the classifier that is known to return shares: a factor on counts would multiply what one record does.
+    shares = objective.evaluator.records if isinstance(objective.evaluator, LinearClassifier) else 1
     try:
         scores = evaluate(
             rungs.portfolio, recipes, objective.evaluator, executor=objective.executor, progress=objective.progress
