@@ -14,7 +14,7 @@ help:  ## list the targets
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[report,torch]" --group dev
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[report,torch,postgres]" --group dev
 	touch $@
 
 demo: $(INSTALLED)  ## plan a release of a shipped portfolio for a privacy level it was not trained for

@@ -25,6 +25,7 @@ ORDER = [
     "merging",
     "certificate",
     "ledger",
+    "releasing",
     "audit",
     "training",
     "experiments",

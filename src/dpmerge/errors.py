@@ -2,21 +2,26 @@
 
     DpmergeError
     ├── InvalidInput           a value that is wrong: which one, what it was, what is accepted (also a ValueError)
-    │   └── PortfolioError     something wrong in a file of a portfolio: which file, which field
-    │       ├── BadManifest        privacy.json or portfolio.yaml is not what it should be
-    │       ├── UnsafePath         a file name that leads out of the run's folder
-    │       ├── PickleRefused      weights in a format that can run code
-    │       ├── BadCheckpoint      a safetensors file that is broken, ambiguous or not finite
-    │       ├── DigestMismatch     a file is not the one that was recorded
-    │       ├── MixedPortfolio     runs on different data, units or adjacencies, or two runs with one name
-    │       ├── TensorMismatch     models of different names, shapes or dtypes
-    │       ├── NotIndependent     runs that share their noise
-    │       ├── MissingParent      a run that started from a private one that is not there
-    │       ├── NotCombinable      runs that can be selected from but not averaged
-    │       └── PrivateMetric      a metric that must not be used for planning
+    │   ├── PortfolioError     something wrong in a file of a portfolio: which file, which field
+    │   │   ├── BadManifest        privacy.json or portfolio.yaml is not what it should be
+    │   │   ├── UnsafePath         a file name that leads out of the run's folder
+    │   │   ├── PickleRefused      weights in a format that can run code
+    │   │   ├── BadCheckpoint      a safetensors file that is broken, ambiguous or not finite
+    │   │   ├── DigestMismatch     a file is not the one that was recorded
+    │   │   ├── MixedPortfolio     runs on different data, units or adjacencies, or two runs with one name
+    │   │   ├── TensorMismatch     models of different names, shapes or dtypes
+    │   │   ├── NotIndependent     runs that share their noise
+    │   │   ├── MissingParent      a run that started from a private one that is not there
+    │   │   ├── NotCombinable      runs that can be selected from but not averaged
+    │   │   └── PrivateMetric      a metric that must not be used for planning
+    │   └── CannotWrite        an output that cannot be written, or is already there; nothing of it was
     ├── NoGuarantee            a fair question to which no theorem gives a finite answer
     │   ├── DeltaOutOfReach        δ is below what floating-point accounting can promise
-    │   └── TargetOutOfReach       no release of this portfolio meets the target (the command line exits with 1)
+    │   ├── TargetOutOfReach       no release of this portfolio meets the target (the command line exits with 1)
+    │   ├── CapExceeded            a release that would pass the cap on its data; nothing was charged
+    │   └── RunsLocked             a release of runs that a final release has locked, or a final one of runs seen before
+    ├── LedgerError            a ledger that cannot be opened, read or written
+    │   └── LedgerBroken           its chain of entries does not hold, or entries are missing that are known to exist
     ├── EvaluationFailed       an evaluator that gave no finite number for a merge: which merge, what happened
     └── CannotRecord           a training loop whose privacy cannot be recorded truthfully
 
@@ -166,6 +171,26 @@ class TargetOutOfReach(NoGuarantee):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.epsilon, self.delta, self.smallest, self.candidate, self.hint)
+
+
+class CapExceeded(NoGuarantee):
+    """A release that the rule guarding a cap does not allow; nothing was charged or written."""
+
+
+class RunsLocked(NoGuarantee):
+    """A final release holds only if nothing else of its runs is ever released, before or after."""
+
+
+class LedgerError(DpmergeError):
+    """A ledger that cannot be opened, read or written."""
+
+
+class LedgerBroken(LedgerError):
+    """Entries were changed, removed or lost: what has left the building is not known."""
+
+
+class CannotWrite(InvalidInput):
+    """An output that cannot be written, or that is there already; what was there is as it was."""
 
 
 def _shown(value: object) -> str:
