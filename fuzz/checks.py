@@ -48,7 +48,7 @@ class Checks:
         manifest = Manifest.parse(content)
         if Manifest.parse(manifest.text().encode()) != manifest:
             raise Violation("a manifest that says something else once written and read")
-        manifest.voice.encode()
+        manifest.statement.voice.encode()
 
     def _header(self, content: bytes) -> None:
         length = int.from_bytes(content[:8], "little")

@@ -7,7 +7,7 @@ target; every premise is listed with who vouches for it. A plan that is not prov
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,13 +18,38 @@ from dpmerge.planning.target import Guarantee
 from dpmerge.portfolio.caveats import Caveat, caveats
 from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.privacy.exposure import Exposure
-from dpmerge.privacy.premises import Premise
+from dpmerge.privacy.premises import Premise, independent_draw, of_all
 from dpmerge.privacy.profile import PrivacyProfile
 
 SCHEMA = "dpmerge/plan/v1"
 
 _OF_NO_CONCERN = ("correlated_checkpoints", "private_metrics")
 """Caveats about what might have been done with a run; a plan says what is."""
+
+
+def release_caveats(
+    *, premises: Iterable[Premise], kind: str, drawn: bool, without_privacy: bool, final: bool
+) -> Iterator[Caveat]:
+    """What a reader of a release's guarantee should know about how it was chosen and is made."""
+    if failing := [p.name.replace("_", " ") for p in premises if not p.holds]:
+        yield Caveat("assumed", "plan", f"not proved for these runs, it assumes: {'; '.join(failing)}")
+    if kind == "uncharged":
+        text = "chosen by looking at models that are not paid for: the guarantee does not cover the choice"
+        yield Caveat("uncharged", "plan", text)
+    if kind in ("public_evaluation", "private_validation"):
+        text = "pays for this look set; nobody may have looked at other models, or chosen again after another look"
+        yield Caveat("looked", "plan", text)
+    if kind == "private_validation":
+        text = "making this plan again draws again, and costs people in the validation set their ε again"
+        yield Caveat("drawn_on_private_data", "plan", text)
+    if without_privacy:
+        yield Caveat("non_private", "plan", "a model without any privacy may be drawn, with a probability below δ")
+    if drawn:
+        text = "the guarantee holds before the draw; once it is known which candidate was drawn, its own ε holds"
+        yield Caveat("ex_ante", "plan", text)
+    if final:
+        text = "holds only if nothing else of these runs is ever released, before or after"
+        yield Caveat("final", "plan", text)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -85,25 +110,13 @@ class Plan:
     @property
     def premises(self) -> tuple[Premise, ...]:
         """Of all candidates together: a premise holds if it does for each."""
-        merged: dict[str, Premise] = {}
-        for premise in self._each_premise():
-            known = merged.get(premise.name)
-            if known is None or (known.holds and not premise.holds):
-                merged[premise.name] = premise
-            elif known.holds != premise.holds or premise.vouched_by in known.vouched_by:
-                continue
-            elif known.vouched_by in premise.vouched_by:
-                merged[premise.name] = premise
-            else:
-                voices = f"{known.vouched_by}, {premise.vouched_by}"
-                merged[premise.name] = Premise(premise.name, premise.holds, voices)
-        return tuple(merged.values())
+        return of_all(self._each_premise())
 
     def _each_premise(self) -> Iterator[Premise]:
         for candidate in self.candidates:
             yield from candidate.bound.premises
         if len(self.candidates) > 1:
-            yield Premise("draw_independent_of_the_data_and_of_all_noise", True, "whoever makes the release")
+            yield independent_draw()
         yield from self.further_premises
 
     @property
@@ -128,26 +141,13 @@ class Plan:
         return found
 
     def _own_caveats(self) -> Iterator[Caveat]:
-        if not self.proved:
-            failing = [p.name.replace("_", " ") for p in self.premises if not p.holds]
-            yield Caveat("assumed", "plan", f"not proved for these runs, it assumes: {'; '.join(failing)}")
-        if not self.charged:
-            text = "chosen by looking at models that are not paid for: the guarantee does not cover the choice"
-            yield Caveat("uncharged", "plan", text)
-        if self.chosen_by["kind"] in ("public_evaluation", "private_validation"):
-            text = "pays for this look set; nobody may have looked at other models, or chosen again after another look"
-            yield Caveat("looked", "plan", text)
-        if self.chosen_by["kind"] == "private_validation":
-            text = "making this plan again draws again, and costs people in the validation set their ε again"
-            yield Caveat("drawn_on_private_data", "plan", text)
-        if any(math.isinf(candidate.profile.epsilon(self.target.delta)) for candidate in self.candidates):
-            yield Caveat("non_private", "plan", "a model without any privacy may be drawn, with a probability below δ")
-        if len(self.candidates) > 1:
-            text = "the guarantee holds before the draw; once it is known which candidate was drawn, its own ε holds"
-            yield Caveat("ex_ante", "plan", text)
-        if self.is_final:
-            text = "holds only if nothing else of these runs is ever released, before or after"
-            yield Caveat("final", "plan", text)
+        return release_caveats(
+            premises=self.premises,
+            kind=self.chosen_by["kind"],
+            drawn=len(self.candidates) > 1,
+            without_privacy=any(math.isinf(c.profile.epsilon(self.target.delta)) for c in self.candidates),
+            final=self.is_final,
+        )
 
     def __repr__(self) -> str:
         outcomes = zip(self.probabilities, self.candidates, strict=True)

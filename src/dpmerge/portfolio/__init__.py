@@ -2,8 +2,9 @@
 
 from dpmerge.portfolio.caveats import Caveat, caveats
 from dpmerge.portfolio.inspection import Inspection, inspect
-from dpmerge.portfolio.manifest import Ancestry, Manifest
+from dpmerge.portfolio.manifest import Manifest
 from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.portfolio.runs import Run, SavedCheckpoint
+from dpmerge.portfolio.statement import Ancestry
 
 __all__ = ["Ancestry", "Caveat", "Inspection", "Manifest", "Portfolio", "Run", "SavedCheckpoint", "caveats", "inspect"]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.portfolio.runs import Run
+from dpmerge.portfolio.statement import RunStatement
 
 
 @dataclass(frozen=True)
@@ -54,22 +55,7 @@ def _portfolio_caveats(portfolio: Portfolio) -> Iterator[Caveat]:
 
 
 def _run_caveats(run: Run) -> Iterator[Caveat]:
-    manifest = run.manifest
-    noise = manifest.noise
-    if noise.source == "seeded":
-        yield Caveat("seeded_noise", run.id, "the noise is seeded: whoever knows the seed can take it off again")
-    elif noise.source == "unknown":
-        yield Caveat("noise_unknown", run.id, "where its noise came from is not recorded: not mergeable with others")
-    if noise.secure_rng is False:
-        yield Caveat("insecure_generator", run.id, "the noise generator is not cryptographic")
-    if manifest.ancestry.assumed:
-        text = "nobody said what it started from; a start without private data was assumed"
-        yield Caveat("start_assumed", run.id, text)
-    if manifest.tuning == "unknown":
-        text = "how its hyperparameters were chosen is not recorded; guarantees do not cover that choice"
-        yield Caveat("tuning_unknown", run.id, text)
-    if not manifest.finished:
-        yield Caveat("unfinished", run.id, "the run did not end as planned; what was saved is accounted for")
+    yield from statement_caveats(run.manifest.statement)
     if not run.checkpoints:
         yield Caveat("no_checkpoint", run.id, "no checkpoint was kept")
     private = sorted({m.name for c in run.checkpoints for m in c.metrics if m.measured_on != "public"})
@@ -77,3 +63,22 @@ def _run_caveats(run: Run) -> Iterator[Caveat]:
         yield Caveat(
             "private_metrics", run.id, f"measured on private data, never used for planning: {', '.join(private)}"
         )
+
+
+def statement_caveats(stated: RunStatement) -> Iterator[Caveat]:
+    """What is doubtful about a run by its own words."""
+    if stated.noise.source == "seeded":
+        yield Caveat("seeded_noise", stated.run, "the noise is seeded: whoever knows the seed can take it off again")
+    elif stated.noise.source == "unknown":
+        text = "where its noise came from is not recorded: not mergeable with others"
+        yield Caveat("noise_unknown", stated.run, text)
+    if stated.noise.secure_rng is False:
+        yield Caveat("insecure_generator", stated.run, "the noise generator is not cryptographic")
+    if stated.ancestry.assumed:
+        text = "nobody said what it started from; a start without private data was assumed"
+        yield Caveat("start_assumed", stated.run, text)
+    if stated.tuning == "unknown":
+        text = "how its hyperparameters were chosen is not recorded; guarantees do not cover that choice"
+        yield Caveat("tuning_unknown", stated.run, text)
+    if not stated.finished:
+        yield Caveat("unfinished", stated.run, "the run did not end as planned; what was saved is accounted for")

@@ -93,7 +93,7 @@ class Inspection:
             "start": manifest.ancestry.start,
             "tuning": manifest.tuning,
             "finished": manifest.finished,
-            "vouched_by": manifest.voice,
+            "vouched_by": manifest.statement.voice,
             "checkpoints": [
                 {
                     "checkpoint": saved.name,

@@ -21,17 +21,25 @@ from pydantic import Field, model_validator
 
 from dpmerge.documents import LARGEST_DOCUMENT, Strict, read_bytes, strict_json, validated
 from dpmerge.errors import BadManifest, InvalidInput, PortfolioError, UnsafePath
-from dpmerge.portfolio.facts import MECHANISM_KINDS, DpSgdFacts, MechanismFacts, Setting, Text
+from dpmerge.portfolio.facts import MECHANISM_KINDS, DpSgdFacts, MechanismFacts, Text
+from dpmerge.portfolio.statement import (
+    RUN_ID,
+    Ancestry,
+    NoiseOrigin,
+    NoiseSource,
+    RecordedBy,
+    RunId,
+    RunStatement,
+    Tuning,
+)
 from dpmerge.privacy.exposure import Adjacency, Checkpoint, Mechanism
-from dpmerge.privacy.releases import OneShot, Unaccounted
+from dpmerge.privacy.releases import OneShot
 
 SCHEMA = "dpmerge/run/v1"
 MANIFEST_NAME = "privacy.json"
 LONGEST_NAME = 255
 
-RunId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-_RUN_ID = "1 to 100 letters, digits, dots, dashes and underscores, not starting with a mark"
 _DIGEST = re.compile(r"(?:sha\d+[:_-]?|md5[:_-]?)?[0-9a-f]{32,}", re.IGNORECASE)
 
 
@@ -54,7 +62,7 @@ class Dataset(Strict):
 class Noise(Strict):
     """Where the noise came from. Not for release: a seed gives the noise away."""
 
-    source: Literal["os_entropy", "seeded", "unknown"] = Field(description='"os_entropy", "seeded" or "unknown"')
+    source: NoiseSource = Field(description='"os_entropy", "seeded" or "unknown"')
     generator: Text | None = Field(default=None, description="text: the generator")
     secure_rng: bool | None = Field(default=None, description="true or false: is the generator cryptographic?")
     stream: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")] | None = Field(
@@ -70,30 +78,6 @@ class Noise(Strict):
             raise InvalidInput("seed", self.seed, str(type(self).model_fields["seed"].description))
         if self.source == "os_entropy" and self.stream is None:
             raise InvalidInput("stream", None, str(type(self).model_fields["stream"].description))
-        return self
-
-
-class Ancestry(Strict):
-    """Where the run started."""
-
-    start: Literal["random", "public", "private", "unknown"] = Field(
-        description='"random", "public", "private" (a privately trained checkpoint) or "unknown"'
-    )
-    source: Text | None = Field(default=None, description="text: which public checkpoint, where start is public")
-    run: RunId | None = Field(default=None, description="the parent's run id, where start is private")
-    step: Annotated[int, Field(ge=0)] | None = Field(
-        default=None, description="an integer ≥ 1: the parent's step, where start is private"
-    )
-    assumed: bool = Field(default=False, description="true if nobody said so, and a public start was assumed")
-
-    @model_validator(mode="after")
-    def _a_private_start_names_its_parent(self) -> Ancestry:
-        if self.step == 0:
-            raise InvalidInput("step", 0, "an integer ≥ 1: step 0 of the parent is the parent's own start")
-        for name in ("run", "step"):
-            if (self.start == "private") != (getattr(self, name) is not None):
-                accepted = f"the parent's {name} where start is private, and left out otherwise"
-                raise InvalidInput(name, getattr(self, name), accepted)
         return self
 
 
@@ -135,18 +119,11 @@ class SavedAs(Strict):
     metrics: list[Metric] = Field(default_factory=list, description="a list of metrics")
 
 
-class RecordedBy(Strict):
-    """Whose word the manifest is."""
-
-    how: Literal["recorder", "hand", "opacus_history"] = Field(description='"recorder", "hand" or "opacus_history"')
-    who: Text | None = Field(default=None, description="text: a person or team")
-
-
 class Manifest(Strict):
     """One run: what was done to which data, and what was kept."""
 
     schema_: Literal["dpmerge/run/v1"] = Field(alias="schema", description=f'"{SCHEMA}"')
-    run: RunId = Field(description=_RUN_ID)
+    run: RunId = Field(description=RUN_ID)
     dataset: Dataset = Field(description="an object with an id")
     unit: Text = Field(description='text: whose privacy is protected, such as "record"')
     adjacency: Literal["replace_one", "add_remove"] = Field(description='"replace_one" or "add_remove"')
@@ -155,9 +132,7 @@ class Manifest(Strict):
     ancestry: Ancestry = Field(description="an object with a start")
     initial_weights: Sha256 | None = Field(default=None, description="64 hexadecimal digits: digest of the tensors")
     tensors: Tensors | None = Field(default=None, description="an object with trained and frozen")
-    tuning: Literal["none", "public", "charged", "unknown"] = Field(
-        description='"none", "public", "charged" or "unknown": on what hyperparameters were tuned'
-    )
+    tuning: Tuning = Field(description='"none", "public", "charged" or "unknown": on what hyperparameters were tuned')
     checkpoints: list[SavedAs] = Field(default_factory=list, description="a list of checkpoints in order of steps")
     finished: bool = Field(default=True, description="true or false: did the run end as planned?")
     recorded_by: RecordedBy = Field(description="an object with how")
@@ -198,33 +173,23 @@ class Manifest(Strict):
         return self
 
     @property
-    def voice(self) -> str:
-        """Who vouches for what the manifest says."""
-        by = f" by {self.recorded_by.who}" if self.recorded_by.who else ""
-        how = {"recorder": "recorded in training", "hand": "written by hand", "opacus_history": "from Opacus' history"}
-        return f"{self.run} ({how[self.recorded_by.how]}{by})"
+    def statement(self) -> RunStatement:
+        """What its cost depends on, and nothing else."""
+        return RunStatement(
+            run=self.run,
+            mechanism=self.mechanism,
+            noise=NoiseOrigin(
+                source=self.noise.source, generator=self.noise.generator, secure_rng=self.noise.secure_rng
+            ),
+            ancestry=self.ancestry,
+            tuning=self.tuning,
+            finished=self.finished,
+            recorded_by=self.recorded_by,
+        )
 
     def mechanism_from(self, parent: Checkpoint | None) -> Mechanism:
         """The run as the mathematics sees it, started from `parent` where that was private; without it, no number."""
-        setting = Setting(
-            adjacency=Adjacency(self.adjacency),
-            label=self.run,
-            vouched_by=self.voice,
-            independent_noise=self.noise.source != "unknown",
-            ancestry=parent,
-        )
-        mechanism = self.mechanism.mechanism(setting)
-        reasons = [mechanism.reason] if isinstance(mechanism, Unaccounted) else []
-        if self.ancestry.start == "unknown":
-            reasons.append('what it started from is not recorded (start: "unknown")')
-        if self.ancestry.start == "private" and parent is None:
-            origin = f"{self.ancestry.run}@{self.ancestry.step}"
-            reasons.append(f"it started from {origin}, whose cost is known in a portfolio only")
-        if reasons:
-            return setting.unaccounted(mechanism.steps, "; ".join(reasons))
-        if isinstance(mechanism, OneShot):
-            mechanism.own_profile(1)  # imported curves and points are checked where they are used
-        return mechanism
+        return self.statement.mechanism_from(Adjacency(self.adjacency), parent)
 
     @classmethod
     def parse(cls, text: str | bytes, file: object = MANIFEST_NAME) -> Manifest:

@@ -111,15 +111,7 @@ class Portfolio:
 
     def affine_voucher(self, runs: Sequence[Run]) -> str | None:
         """Who vouches that these runs share one affine update map, or None if nobody does."""
-        maps = []
-        for run in runs:
-            facts = run.manifest.mechanism
-            if not isinstance(facts, DpSgdFacts) or facts.affine_map is None:
-                return None
-            maps.append(facts.affine_map)
-        if len({affine.id for affine in maps}) != 1:
-            return None
-        return ", ".join(dict.fromkeys(affine.vouched_by for affine in maps))
+        return shared_map_voucher(run.manifest.mechanism for run in runs)
 
     def require_combinable(self, runs: Sequence[Run]) -> None:
         """Refuse to average models that started from, or keep frozen, different weights, unless that was allowed."""
@@ -160,6 +152,18 @@ class Portfolio:
                     "different_frozen_tensors",
                     NotCombinable(run.file, f"tensors.frozen: {name}", name, accepted, found="another tensor"),
                 )
+
+
+def shared_map_voucher(mechanisms: Iterable[object]) -> str | None:
+    """Who vouches that these runs share one affine update map, by what each says of its mechanism."""
+    maps = []
+    for facts in mechanisms:
+        if not isinstance(facts, DpSgdFacts) or facts.affine_map is None:
+            return None
+        maps.append(facts.affine_map)
+    if len({affine.id for affine in maps}) != 1:
+        return None
+    return ", ".join(dict.fromkeys(affine.vouched_by for affine in maps))
 
 
 def _pairs(runs: Sequence[Run], known: Callable[[Run], bool]) -> Iterator[tuple[Run, Run]]:

@@ -6,7 +6,7 @@ is silent about its optimizer or its noise stands by the defaults of `DpSgd`; th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +32,28 @@ class Premise:
     def __post_init__(self) -> None:
         if not self.holds and not self.vouched_by.startswith("nobody"):
             object.__setattr__(self, "vouched_by", f"nobody: contradicted by {self.vouched_by}")
+
+
+def of_all(premises: Iterable[Premise]) -> tuple[Premise, ...]:
+    """The premises of several bounds together: one of each name, which holds if it does in all of them."""
+    merged: dict[str, Premise] = {}
+    for premise in premises:
+        known = merged.get(premise.name)
+        if known is None or (known.holds and not premise.holds):
+            merged[premise.name] = premise
+        elif known.holds != premise.holds or premise.vouched_by in known.vouched_by:
+            continue
+        elif known.vouched_by in premise.vouched_by:
+            merged[premise.name] = premise
+        else:
+            voices = f"{known.vouched_by}, {premise.vouched_by}"
+            merged[premise.name] = Premise(premise.name, premise.holds, voices)
+    return tuple(merged.values())
+
+
+def independent_draw() -> Premise:
+    """Random selection's own premise."""
+    return Premise("draw_independent_of_the_data_and_of_all_noise", True, "whoever makes the release")
 
 
 def only_release() -> Premise:

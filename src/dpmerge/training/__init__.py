@@ -7,7 +7,7 @@ try:
 except ImportError as missing:
     raise ImportError(f"dpmerge.training needs {missing.name}: pip install 'dpmerge[torch]'") from missing
 
-from dpmerge.portfolio.manifest import Ancestry
+from dpmerge.portfolio.statement import Ancestry
 from dpmerge.training.features import BoundFeatures, bound_features
 from dpmerge.training.noise import InsecureNoiseWarning
 from dpmerge.training.recorder import Recorder, record

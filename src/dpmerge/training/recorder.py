@@ -26,7 +26,8 @@ from torch.utils.data import DataLoader
 from dpmerge.documents import Strict, validated
 from dpmerge.errors import CannotRecord, DpmergeError, InvalidInput
 from dpmerge.portfolio.facts import DpSgdFacts, HistoryFacts, NonPrivateFacts, SmoothnessFacts
-from dpmerge.portfolio.manifest import MANIFEST_NAME, SCHEMA, Ancestry, Manifest, Metric, SavedAs
+from dpmerge.portfolio.manifest import MANIFEST_NAME, SCHEMA, Manifest, Metric, SavedAs
+from dpmerge.portfolio.statement import Ancestry
 from dpmerge.privacy import domain
 from dpmerge.privacy.exposure import Adjacency
 from dpmerge.privacy.mechanisms import Sampling, enum_member
