@@ -84,7 +84,7 @@ def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def validated(model: type[Model], content: Any, name: str) -> Model:
     """The content as a `model`, or the first thing wrong with it."""
     try:
-        return model.model_validate(content)
+        return model.model_validate(content, by_alias=True, by_name=False)
     except ValidationError as error:
         raise _explained(error, model, name) from None
     except RecursionError:

@@ -177,8 +177,11 @@ class Plan:
             "accounting": self.accounting,
             "candidates": [candidate.document(delta) for candidate in self.candidates],
             "probabilities": list(self.probabilities),
-            "chosen_by": dict(self.chosen_by),
-            "premises": [{"name": p.name, "holds": p.holds, "vouched_by": p.vouched_by} for p in self.premises],
+            "chosen_by": {
+                **self.chosen_by,
+                "premises": [_premise(p) for p in self.further_premises],
+            },
+            "premises": [_premise(p) for p in self.premises],
             "exposure": {run.label: step for run, step in self.exposure.steps.items()},
             "proved": self.proved,
             "charged": self.charged,
@@ -192,3 +195,7 @@ class Plan:
             "left_out": dict(self.left_out),
             "caveats": [{"name": c.name, "where": c.where, "text": c.text} for c in self.caveats],
         }
+
+
+def _premise(premise: Premise) -> dict[str, Any]:
+    return {"name": premise.name, "holds": premise.holds, "vouched_by": premise.vouched_by}

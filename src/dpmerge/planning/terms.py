@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
-from dpmerge.documents import Strict
+from dpmerge.documents import Strict, validated
 from dpmerge.errors import InvalidInput, NoGuarantee
 from dpmerge.planning.candidates import FINAL_THEOREMS
 from dpmerge.planning.plan import Plan, release_caveats
@@ -82,6 +82,7 @@ class ChoicePremise(Stated):
     """What has to be true of the choice itself, by whose word."""
 
     name: Text = Field(description="text")
+    holds: bool = Field(description="true or false")
     vouched_by: Text = Field(description="text: who says so")
 
 
@@ -93,6 +94,15 @@ class Choice(Stated):
     )
     rule: Text = Field(description="text")
     premises: list[ChoicePremise] = Field(default_factory=list, description="a list of objects with name and vouchedBy")
+
+    @classmethod
+    def stated(cls, rule: str, premise: str) -> Choice:
+        """A choice by somebody's word, who vouches for not having looked."""
+        return cls(
+            kind="data_independent",
+            rule=rule,
+            premises=[ChoicePremise(name=premise, holds=True, vouched_by="whoever stated them")],
+        )
 
 
 class Validation(Stated):
@@ -132,7 +142,7 @@ class Terms(Stated):
             runs=[run.manifest.statement for run in portfolio.runs if run.id in involved],
             candidates=[
                 CandidateTerms(
-                    parts=[_part(name, weight) for name, weight in candidate.recipe.parts],
+                    parts=[part_of(name, weight) for name, weight in candidate.recipe.parts],
                     release_noise=candidate.recipe.release_noise,
                     theorem=candidate.theorem,  # type: ignore[arg-type]
                     seen=[Seen(run=run, step=step) for run, step in sorted(candidate.exposed().items())],
@@ -143,7 +153,9 @@ class Terms(Stated):
             choice=Choice(
                 kind=plan.chosen_by["kind"],
                 rule=plan.chosen_by["rule"],
-                premises=[ChoicePremise(name=p.name, vouched_by=p.vouched_by) for p in plan.further_premises],
+                premises=[
+                    ChoicePremise(name=p.name, holds=p.holds, vouched_by=p.vouched_by) for p in plan.further_premises
+                ],
             ),
             validation=None
             if sides is None
@@ -264,7 +276,7 @@ class Terms(Stated):
         if len(self.candidates) > 1:
             yield independent_draw()
         for premise in self.choice.premises:
-            yield Premise(premise.name, True, premise.vouched_by)
+            yield Premise(premise.name, premise.holds, premise.vouched_by)
 
     @property
     def proved(self) -> bool:
@@ -301,9 +313,12 @@ class Terms(Stated):
         return self.model_dump(by_alias=True, exclude_none=True)
 
 
-def _part(name: str, weight: float) -> Part:
+def part_of(name: str, weight: float) -> Part:
+    """The part of a recipe written as run@step."""
     run, _, step = name.rpartition("@")
-    return Part(run=run, step=int(step), weight=weight)
+    if not step.isdecimal():
+        raise InvalidInput("weights", name, "checkpoints as run@step")
+    return validated(Part, {"run": run, "step": int(step), "weight": weight}, name)
 
 
 def _require_units(probabilities: list[float], candidates: int) -> None:

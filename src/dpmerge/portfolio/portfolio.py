@@ -38,6 +38,7 @@ class Portfolio:
     allowed: frozenset[str]
     contents_read: bool
     ignored: tuple[str, ...] = ()
+    listing: Path | None = None  # the file that lists its runs, where there is one
 
     @classmethod
     def load(cls, path: str | Path, *, contents: bool = True, allow: Iterable[Allowance] = ()) -> Portfolio:
@@ -64,7 +65,7 @@ class Portfolio:
         ignored = ignored_folders(home, folders)
         if complete and listing_file:
             require_complete(listing_file, ignored, runs[0].manifest.dataset.id)
-        return cls(home, runs, complete, frozenset(allowed), contents, ignored)
+        return cls(home, runs, complete, frozenset(allowed), contents, ignored, listing_file)
 
     def __repr__(self) -> str:
         return f"Portfolio({str(self.path)!r}: {', '.join(run.id for run in self.runs)})"
