@@ -17,8 +17,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[report,torch,postgres]" --group dev
 	touch $@
 
-demo: $(INSTALLED)  ## plan a release of a shipped portfolio for a privacy level it was not trained for
-	$(BIN)/dpmerge plan examples/mnist --epsilon 0.1 --delta 1e-5
+demo: $(INSTALLED)  ## the whole story on a shipped portfolio: inspect, plan, merge, verify, ledger, report
+	$(BIN)/python examples/demo.py
 
 test: $(INSTALLED) chromium  ## all tests, doctests included
 	$(BIN)/python -m pytest
@@ -44,7 +44,9 @@ imports: $(INSTALLED)
 bench: $(INSTALLED)  ## speed against the peers, measured side by side
 	PYTHONPATH=tests $(BIN)/python -m benchmarks
 
-soak: $(INSTALLED)  ## a million broken manifests, headers and listings
+soak: $(INSTALLED)  ## a million broken inputs, two hundred killed releases, crowds of processes against a cap
+	$(BIN)/python -m soak.ledger
+	$(BIN)/python -m soak.kills
 	$(BIN)/python -m fuzz
 
 examples: $(INSTALLED)  ## train the example portfolios again, into .examples

@@ -7,9 +7,14 @@ import sys
 
 from rich.console import Console
 
-from benchmarks import accounting, planning, recording
+from benchmarks import accounting, merging, planning, recording
 
-SECTIONS = {"accounting": accounting.run, "planning": planning.run, "recording": recording.run}
+SECTIONS = {
+    "accounting": accounting.run,
+    "planning": planning.run,
+    "recording": recording.run,
+    "merging": merging.run,
+}
 
 
 def main() -> None:

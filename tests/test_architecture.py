@@ -115,6 +115,7 @@ def test_public_names_are_pinned() -> None:
     others = sorted(set(dpmerge.__all__) - set(errors))
     assert others == [
         "Guarantee", "Plan", "Portfolio", "Prior", "PrivateValidation", "PublicEvaluation", "__version__", "plan",
+        "release", "verify",
     ]  # fmt: skip
     assert sorted(errors) == error_names()
 
@@ -133,7 +134,20 @@ def test_neither_the_package_nor_the_command_line_imports_torch() -> None:
     script = (
         "import sys, dpmerge, dpmerge.privacy, dpmerge.account, dpmerge.account.table, dpmerge.cli;"
         "import dpmerge.portfolio, dpmerge.portfolio.inspection_table, dpmerge.cli.manifest;"
+        "import dpmerge.releasing.release, dpmerge.releasing.recovery, dpmerge.releasing.rebuilding;"
         "print(sorted(name for name in sys.modules if name.split('.')[0] in ('torch', 'opacus')))"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+def test_certificates_are_verified_without_the_engine() -> None:
+    for path in (SOURCE / "certificate").glob("*.py"):
+        wrong = [name for name in imported_modules(path) if name.startswith(("dpmerge.merging", "dpmerge.ledger"))]
+        assert not wrong, f"{path.name} imports {wrong}"
+    script = (
+        "import sys, dpmerge.certificate.verification;"
+        "print(sorted(n for n in sys.modules if n.startswith(('dpmerge.merging', 'sqlalchemy', 'torch'))))"
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"

@@ -30,6 +30,7 @@ from dpmerge.errors import (
 )
 
 if TYPE_CHECKING:
+    from dpmerge.certificate.verification import verify
     from dpmerge.planning.looking import PublicEvaluation
     from dpmerge.planning.objectives import Prior
     from dpmerge.planning.plan import Plan
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from dpmerge.planning.target import Guarantee
     from dpmerge.planning.validation import PrivateValidation
     from dpmerge.portfolio import Portfolio
+    from dpmerge.releasing.release import release
 
 __all__ = [
     "BadCheckpoint",
@@ -71,6 +73,8 @@ __all__ = [
     "UnsafePath",
     "__version__",
     "plan",
+    "release",
+    "verify",
 ]
 
 __version__ = "0.1.0"
@@ -88,6 +92,8 @@ _HOMES = {
     "PrivateValidation": "dpmerge.planning.validation",
     "PublicEvaluation": "dpmerge.planning.looking",
     "plan": "dpmerge.planning.planner",
+    "release": "dpmerge.releasing.release",
+    "verify": "dpmerge.certificate.verification",
 }
 
 

@@ -167,7 +167,7 @@ def caveats(declared: Declared) -> list[Caveat]:
 def machine_error(terms: Terms) -> float:
     """By how much, relatively, another machine may come to other figures: closed forms agree to many digits."""
     exact = terms.accounting == "pld" and all(isinstance(b.profile, GaussianProfile) for b in terms.bounds)
-    return 1e-9 if exact or isinstance(terms.profile, RenyiProfile) else 1e-7
+    return 1e-11 if exact or isinstance(terms.profile, RenyiProfile) else 1e-7
 
 
 def base_models(terms: Terms) -> list[str]:

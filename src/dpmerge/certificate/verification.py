@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -46,6 +46,7 @@ class Verification:
     checks: tuple[Check, ...]
     declared: Declared | None
     content: Mapping[str, Any]
+    files: Mapping[str, str]  # name → sha256, as certified
 
     @property
     def verified(self) -> bool:
@@ -57,7 +58,7 @@ class Verification:
         return [f"{check.name}: {reason}" for check in self.checks if check.passed is False for reason in check.found]
 
     def with_check(self, check: Check) -> Verification:
-        return Verification(self.path, (*self.checks, check), self.declared, self.content)
+        return replace(self, checks=(*self.checks, check))
 
     def document(self) -> dict[str, Any]:
         return {
@@ -87,18 +88,20 @@ def verify(
     try:
         certificate = read_certificate(text)
     except InvalidInput as error:
-        return Verification(path, (Check("form", False, (str(error),)),), None, {})
+        return Verification(path, (Check("form", False, (str(error),)),), None, {}, {})
     checks = [Check("form", True), _signature(certificate, public), *_files(path, certificate)]
     try:
         declared = validated(Declared, _declared_part(certificate.content), "predicate")
     except DpmergeError as error:
-        return Verification(path, (*checks, Check("schema", False, (str(error),))), None, certificate.content)
+        return Verification(
+            path, (*checks, Check("schema", False, (str(error),))), None, certificate.content, certificate.files
+        )
     checks += [Check("schema", True), _figures(certificate, declared)]
     if checks[-1].passed:
         checks.append(_card(path, certificate))
     if loaded is not None:
         checks += _portfolio(declared, loaded)
-    return Verification(path, tuple(checks), declared, certificate.content)
+    return Verification(path, tuple(checks), declared, certificate.content, certificate.files)
 
 
 def _signature(certificate: Certificate, key: Any) -> Check:
@@ -114,8 +117,13 @@ def _signature(certificate: Certificate, key: Any) -> Check:
     return Check("signature", good, () if good else ("not made with this key, or changed since",))
 
 
+def wrong_files(path: Path, certificate: Certificate) -> list[str]:
+    """What is wrong with the files that a certificate is about."""
+    return [reason for name, digest in sorted(certificate.files.items()) if (reason := _wrong(path, name, digest))]
+
+
 def _files(path: Path, certificate: Certificate) -> Iterator[Check]:
-    wrong = [reason for name, digest in sorted(certificate.files.items()) if (reason := _wrong(path, name, digest))]
+    wrong = wrong_files(path, certificate)
     known = {*certificate.files, CARD_NAME, CERTIFICATE_NAME}
     extra = sorted(
         str(f.relative_to(path)) for f in path.rglob("*") if f.is_file() and str(f.relative_to(path)) not in known

@@ -32,6 +32,14 @@ ALLOW = Annotated[
     list[str] | None,
     typer.Option(help="Average in spite of `different_initial_weights` or `different_frozen_tensors`."),
 ]
+LEDGER = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE|URL",
+        envvar="DPMERGE_LEDGER",
+        help="The ledger: a file, or postgresql://…; default: beside the portfolio.",
+    ),
+]
 HEADERS_ONLY = Annotated[
     bool, typer.Option("--headers-only", help="Do not read the weights: faster, but digests are not checked.")
 ]
@@ -61,10 +69,25 @@ def require_folder(field: str, folder: Path) -> None:
         raise InvalidInput(field, str(folder), "a folder that exists and can be written to")
 
 
-def threads(jobs: int) -> Executor | None:
-    """None: one after the other."""
+def ledger_place(portfolio: Path | None, ledger: str | None) -> str | Path:
+    """The ledger that was named, or the one beside a portfolio."""
+    from dpmerge.releasing.place import LEDGER_NAME
+
+    if ledger is not None:
+        return ledger
+    if portfolio is None:
+        raise InvalidInput("ledger", None, "a portfolio, or --ledger FILE|URL", found="neither")
+    return (portfolio.parent if portfolio.suffix in (".yaml", ".yml") else portfolio) / LEDGER_NAME
+
+
+def require_jobs(jobs: int) -> None:
     if jobs < 1:
         raise InvalidInput("jobs", jobs, "an integer ≥ 1")
+
+
+def threads(jobs: int) -> Executor | None:
+    """None: one after the other."""
+    require_jobs(jobs)
     return ThreadPoolExecutor(jobs) if jobs > 1 else None
 
 
@@ -74,3 +97,21 @@ def to_go_on(cache: Path | None, evaluator: str | None, *, private: bool = False
         return ""
     kept = f"scores so far are in {cache}, the same command goes on from there"
     return kept if cache is not None else "--cache FILE would have kept the scores"
+
+
+def numbers(field: str, text: str | None) -> dict[str, float]:
+    """name=number, separated by commas."""
+    accepted = "run@step=number, separated by commas"
+    if text is None:
+        raise InvalidInput(field, None, accepted, found="nothing")
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        name, _, number = (piece.strip() for piece in part.rpartition("="))
+        try:
+            value = float(number)
+        except ValueError:
+            raise InvalidInput(field, part, accepted) from None
+        if not name or name in found:
+            raise InvalidInput(field, part, accepted + ", each once")
+        found[name] = value
+    return found

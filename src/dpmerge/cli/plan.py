@@ -17,6 +17,7 @@ from dpmerge.cli.options import (
     JOBS,
     PORTFOLIO,
     loaded_portfolio,
+    numbers,
     require_writable,
     threads,
     to_go_on,
@@ -180,7 +181,7 @@ def _objective(
         if value is not None and name not in owners:
             raise InvalidInput("objective", name, f"{' or '.join(owners)} where {option} is given")
     if name == "prior":
-        return Prior(_numbers("prior", prior))
+        return Prior(numbers("prior", prior))
     if name not in looking:
         return OBJECTIVES[name]()
     if evaluator is None:
@@ -206,24 +207,6 @@ def _objective(
         records_per_unit=records_per_unit,
         executor=threads(jobs),
     )
-
-
-def _numbers(field: str, text: str | None) -> dict[str, float]:
-    """name=number, separated by commas."""
-    accepted = "run@step=number, separated by commas"
-    if text is None:
-        raise InvalidInput(field, None, accepted, found="nothing")
-    found: dict[str, float] = {}
-    for part in text.split(","):
-        name, _, number = (piece.strip() for piece in part.rpartition("="))
-        try:
-            value = float(number)
-        except ValueError:
-            raise InvalidInput(field, part, accepted) from None
-        if not name or name in found:
-            raise InvalidInput(field, part, accepted + ", each once")
-        found[name] = value
-    return found
 
 
 def _save(file: Path, document: dict[str, Any]) -> None:

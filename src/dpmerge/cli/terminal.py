@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,12 +32,28 @@ def one_line_errors(when_interrupted: str = "") -> Iterator[None]:
     try:
         yield
     except DpmergeError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        for line in (f"error: {error}", *getattr(error, "__notes__", ())):
+            print(" ".join(line.split()), file=sys.stderr)
         no_such_guarantee = isinstance(error, NoGuarantee) and not isinstance(error, DeltaOutOfReach)
         raise typer.Exit(1 if no_such_guarantee else 2) from None
     except KeyboardInterrupt:
         print(f"interrupted{'; ' + when_interrupted if when_interrupted else ''}", file=sys.stderr)
         raise typer.Exit(130) from None
+
+
+@contextmanager
+def bytes_shown(what: str) -> Iterator[Callable[[int, int], object] | None]:
+    """A bar with bytes and rate on standard error, for who waits at a terminal; None where nobody does."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def print_json(document: Any) -> None:

@@ -97,11 +97,10 @@ def _used(models: Mapping[str, StoredModel], recipes: Iterable[Recipe]) -> list[
 
 
 def _key(recipe: Recipe, models: Mapping[str, StoredModel], evaluator: str, noise_draws: int) -> str:
-    """What a score depends on. Tensors that nobody trained are the first model's, so it matters which that is."""
+    """What a score depends on."""
     digests = {name: models[name].digest for name in sorted(recipe.names)}
-    first = recipe.names[0] if any(models[name].frozen for name in recipe.names) else None
     draws = noise_draws if recipe.release_noise else 0
-    content = json.dumps([recipe.digest, digests, first, draws, evaluator])
+    content = json.dumps([recipe.digest, digests, draws, evaluator])
     return hashlib.sha256(content.encode()).hexdigest()
 
 

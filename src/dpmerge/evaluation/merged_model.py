@@ -101,8 +101,8 @@ def _combined(recipe: Recipe, tensor: str, frozen: bool, read: Callable[[str, st
     (first, weight), *others = recipe.parts
     value = read(first, tensor)
     dtype, floats = value.dtype, value.dtype.kind == "f"
-    if frozen:
-        return Combined(value, dtype, False)
+    kept = value if frozen and floats else None
+    same = np.ones(value.shape, bool)
     if floats:
         value = _times(weight, value.astype(np.float64 if dtype.itemsize == 8 else np.float32))
     for name, weight in others:
@@ -111,11 +111,14 @@ def _combined(recipe: Recipe, tensor: str, frozen: bool, read: Callable[[str, st
             found = f"{_kind(other)} in {name}"
             raise InvalidInput(f"tensor {tensor}", None, f"{list(value.shape)} of {dtype}, as in {first}", found=found)
         if floats:
+            same &= kept is None or other == kept
             value += _times(weight, other.astype(value.dtype, copy=False))
         elif not np.array_equal(value, other):
             accepted = f"integers and booleans that are the same in all models, as in {first}"
             raise InvalidInput(f"tensor {tensor}", None, accepted, found=f"other values in {name}")
-    return Combined(value, dtype, floats)
+    if kept is not None:  # what was not trained stays as it is, and is averaged only where that was allowed
+        value = np.where(same, kept, value)
+    return Combined(value, dtype, floats and not frozen)
 
 
 def _times(weight: float, value: Tensor) -> Tensor:

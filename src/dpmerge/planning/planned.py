@@ -110,8 +110,8 @@ def _planned(document: Any, portfolio: Portfolio) -> Planned:
         raise InvalidInput("schema", found, f"{SCHEMA}, as `dpmerge plan -o FILE` writes it")
     try:
         chosen_by = document["chosen_by"]
-        seen = [each["exposure"] for each in document["candidates"]]
-        involved = {run for exposure in seen for run in exposure}
+        named = [name.rpartition("@")[0] for each in document["candidates"] for name in each["weights"]]
+        involved = {*named, *(run for each in document["candidates"] for run in each["exposure"])}
         content = {
             "dataset": document["dataset"],
             "unit": document["unit"],

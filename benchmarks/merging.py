@@ -1,0 +1,268 @@
+"""Merging three large checkpoints: mergekit, a plain torch loop and dpmerge, and a copy of one of them as the floor.
+
+Everything runs on the same files, warm in the page cache, each in a process of its own, in turns. Timed is the merge,
+without imports; memory is the peak of the process, and of that what came after the imports.
+DPMERGE_BENCH_FAST=1 takes small models, to see that it works.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from dpmerge.merging.layout import index_of, output_file
+from dpmerge.portfolio.tensors import Slot
+from portfolio.portfolios import manifest, write_json
+
+FAST = bool(os.environ.get("DPMERGE_BENCH_FAST"))
+HIDDEN, INNER, LAYERS, WORDS = (128, 352, 4, 1000) if FAST else (2048, 5504, 18, 32_000)
+SHARDS, TURNS = 4, 1 if FAST else 3
+WEIGHTS = {"a": 0.5, "b": 0.3, "c": 0.2}
+GOALS = {"dpmerge, not hashed": 8.0, "dpmerge": 4.0}
+MERGEKIT = Path(__file__).parents[1] / ".bench" / "mergekit"
+REQUIREMENTS = ("mergekit==0.1.5", "torch==2.13.0")
+ROOM = 30e9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    seconds: float
+    process: float
+    cpu: float
+    peak: float
+    above_imports: float
+
+
+def run(console: Console) -> None:
+    """Print what was measured."""
+    with tempfile.TemporaryDirectory(prefix="dpmerge-bench-") as name:
+        home = Path(name)
+        if not FAST and shutil.disk_usage(home).free < ROOM:
+            console.print(f"\n[bold]merging[/]: left out, it needs {ROOM / 1e9:.0f} GB in {home.parent}")
+            return
+        for seed, model in enumerate(WEIGHTS):
+            _generate(home / "runs" / model, seed)
+        size = sum(file.stat().st_size for file in (home / "runs" / "a").glob("*.safetensors"))
+        console.print(
+            f"\n[bold]merging[/]: three checkpoints of {size / 1e9:.2f} GB in bfloat16, {SHARDS} shards each, "
+            f"median of {TURNS}"
+        )
+        scripts = _scripts(console)
+        found: dict[str, list[Measured]] = {what: [] for what in scripts}
+        for _ in range(TURNS):
+            for what, (python, script) in scripts.items():
+                found[what].append(_measure(home, python, script))
+    console.print(_table(found, size))
+    console.print("goals: 8 times mergekit without hashing, 4 times with everything hashed, below 64 MB above imports")
+
+
+def _table(found: dict[str, list[Measured]], size: int) -> Table:
+    table = Table(
+        "", "s", "from … to", "CPU s", "with imports s", "GB/s written", "× mergekit", "peak MB", "above imports MB"
+    )
+    median = {what: statistics.median(each.seconds for each in turns) for what, turns in found.items()}
+    for what, turns in found.items():
+        seconds = [each.seconds for each in turns]
+        ratio = median["mergekit"] / median[what] if "mergekit" in median else float("nan")
+        goal = f" (goal {GOALS[what]:g})" if what in GOALS else ""
+        table.add_row(
+            what,
+            f"{median[what]:.2f}",
+            f"{min(seconds):.2f} … {max(seconds):.2f}",
+            f"{statistics.median(each.cpu for each in turns):.2f}",
+            f"{statistics.median(each.process for each in turns):.2f}",
+            f"{size / median[what] / 1e9:.2f}",
+            f"{ratio:.1f}{goal}",
+            f"{max(each.peak for each in turns):.0f}",
+            f"{max(each.above_imports for each in turns):.0f}",
+        )
+    return table
+
+
+def _measure(home: Path, python: str, script: str) -> Measured:
+    """One merge in its own process, which tells what it took."""
+    out = home / "out"
+    os.sync()  # nobody pays for what another one left to be written
+    for file in (home / "runs").rglob("*.safetensors"):
+        with file.open("rb") as warmed:
+            while warmed.read(2**24):
+                pass
+    command = [python, "-c", script, str(home / "runs"), str(out)]
+    start = time.perf_counter()
+    result = subprocess.run(command, check=False, capture_output=True, text=True)  # noqa: S603
+    process = time.perf_counter() - start
+    shutil.rmtree(out, ignore_errors=True)
+    if result.returncode:
+        raise RuntimeError(result.stderr[-2000:])
+    told = json.loads(result.stdout.splitlines()[-1])
+    peak, imported = told["peak"] / 1e3, told["imported"] / 1e3
+    above = peak - imported
+    return Measured(seconds=told["seconds"], process=process, cpu=told["cpu"], peak=peak, above_imports=above)
+
+
+_FRAME = """
+import json, os, re, sys, time
+{imports}
+def memory():  # getrusage would count what this process was before it became Python
+    return int(re.search("VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])
+home, out = sys.argv[1:]
+{preparation}
+imported, start, cpu = memory(), time.perf_counter(), sum(os.times()[:4])
+{action}
+seconds, cpu = time.perf_counter() - start, sum(os.times()[:4]) - cpu
+print(json.dumps(dict(seconds=seconds, cpu=cpu, imported=imported, peak=memory())))
+"""
+
+
+def _script(imports: str, preparation: str, action: str) -> str:
+    parts = {"imports": imports, "preparation": preparation, "action": action}
+    return _FRAME.format(**{name: textwrap.dedent(text) for name, text in parts.items()})
+
+
+def _scripts(console: Console) -> dict[str, tuple[str, str]]:
+    copied = _script("import subprocess", "", "subprocess.run(['cp', '-r', '--reflink=never', home + '/a', out])")
+    scripts = {"cp of one checkpoint": (sys.executable, copied)}
+    if (peer := _mergekit(console)) is not None:
+        scripts["mergekit"] = (peer, _MERGEKIT)
+    scripts["torch, tensor by tensor"] = (sys.executable, _TORCH)
+    scripts["dpmerge, not hashed"] = (sys.executable, _dpmerge("hashing=False"))
+    scripts["dpmerge, one thread"] = (sys.executable, _dpmerge("jobs=1"))
+    scripts["dpmerge, release noise"] = (sys.executable, _dpmerge("release_noise=0.001"))
+    scripts["dpmerge"] = (sys.executable, _dpmerge())
+    return scripts
+
+
+_MERGEKIT = _script(
+    "import torch\nfrom mergekit.config import MergeConfiguration\nfrom mergekit.merge import run_merge\n"
+    "from mergekit.options import MergeOptions\n",
+    f"""
+    models = [dict(model=home + "/" + name, parameters=dict(weight=w)) for name, w in {WEIGHTS!r}.items()]
+    config = MergeConfiguration.model_validate(dict(merge_method="linear", models=models, dtype="bfloat16"))
+    options = MergeOptions(
+        copy_tokenizer=False, write_model_card=False, quiet=True, lazy_unpickle=True, out_shard_size=270_000_000
+    )
+    """,
+    "run_merge(config, out, options)",
+)
+
+_TORCH = _script(
+    "import os, torch\nfrom pathlib import Path\n"
+    "from safetensors import safe_open\nfrom safetensors.torch import save_file",
+    "os.mkdir(out)",
+    f"""
+    for shard in sorted(Path(home, "a").glob("*.safetensors")):
+        files = [(safe_open(Path(home, n, shard.name), framework="pt"), w) for n, w in {WEIGHTS!r}.items()]
+        merged = {{
+            name: sum(w * file.get_tensor(name).float() for file, w in files).to(torch.bfloat16)
+            for name in files[0][0].keys()
+        }}
+        save_file(merged, Path(out, shard.name), metadata=dict(format="pt"))
+    """,
+)
+
+
+def _dpmerge(settings: str = "") -> str:
+    return _script(
+        "import os\nfrom pathlib import Path\nfrom dpmerge.merging.engine import merge\n"
+        "from dpmerge.portfolio.portfolio import Portfolio",
+        f"""
+        os.mkdir(out)
+        saved = [(c, {WEIGHTS!r}[c.run]) for c in Portfolio.load(home, contents=False).checkpoints()]
+        """,
+        f"merge(saved, Path(out), donor=saved[0][0], trained=None, {settings})",
+    )
+
+
+def _mergekit(console: Console) -> str | None:
+    """The interpreter of an environment that has it, made the first time."""
+    python = MERGEKIT / "bin" / "python"
+    if not (MERGEKIT / "complete").exists():
+        console.print("installing mergekit into an environment of its own …")
+        shutil.rmtree(MERGEKIT, ignore_errors=True)
+        made = subprocess.run([sys.executable, "-m", "venv", str(MERGEKIT)], check=False)  # noqa: S603
+        pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *REQUIREMENTS]
+        if made.returncode or subprocess.run(pip, check=False).returncode:  # noqa: S603
+            console.print("mergekit could not be installed: the others are measured alone")
+            return None
+        (MERGEKIT / "complete").touch()
+    return str(python)
+
+
+def _tensors() -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The tensors of a model of the Llama family."""
+    yield "model.embed_tokens.weight", (WORDS, HIDDEN)
+    for layer in range(LAYERS):
+        start = f"model.layers.{layer}"
+        for name in "qkvo":
+            yield f"{start}.self_attn.{name}_proj.weight", (HIDDEN, HIDDEN)
+        yield f"{start}.mlp.gate_proj.weight", (INNER, HIDDEN)
+        yield f"{start}.mlp.up_proj.weight", (INNER, HIDDEN)
+        yield f"{start}.mlp.down_proj.weight", (HIDDEN, INNER)
+        yield f"{start}.input_layernorm.weight", (HIDDEN,)
+        yield f"{start}.post_attention_layernorm.weight", (HIDDEN,)
+    yield "model.norm.weight", (HIDDEN,)
+    yield "lm_head.weight", (WORDS, HIDDEN)
+
+
+def _generate(folder: Path, seed: int) -> None:
+    """A run of one checkpoint: weights, index, configuration and manifest."""
+    folder.mkdir(parents=True)
+    random = np.random.default_rng(seed)
+    block = (0.02 * random.standard_normal(2**22, dtype=np.float32)).view(np.uint32) >> 16
+    values = np.tile(block.astype(np.uint16), 2)  # every tensor begins somewhere else in it
+    slots = [Slot(name, "BF16", shape, 0, 2 * int(np.prod(shape))) for name, shape in _tensors()]
+    files = []
+    for place, shard in enumerate(_shards(slots)):
+        files.append(output_file(f"model-{place + 1:05}-of-{SHARDS:05}.safetensors", shard, for_pytorch=True))
+    index = index_of(files)
+    assert index is not None
+    (folder / index[0]).write_bytes(index[1])
+    listed = []
+    for file in files:
+        digest = hashlib.sha256(file.header)
+        with (folder / file.name).open("wb") as written:
+            written.write(file.header)
+            for slot in file.slots:
+                for start in range(slot.start, slot.end, 2**23):
+                    at = int(random.integers(2**22))
+                    piece = values[at : at + min(2**23, slot.end - start) // 2].tobytes()
+                    written.write(piece)
+                    digest.update(piece)
+        listed.append({"name": file.name, "sha256": digest.hexdigest()})
+    (folder / "config.json").write_text(json.dumps(_config()))
+    document = manifest(folder.name, tensors=None, initial_weights=None)
+    write_json(folder / "privacy.json", {**document, "checkpoints": [{"step": 4, "files": listed}]})
+
+
+def _shards(slots: Sequence[Slot]) -> Iterator[list[Slot]]:
+    whole = sum(slot.end for slot in slots)
+    shards: list[list[Slot]] = [[] for _ in range(SHARDS)]
+    done = 0
+    for slot in slots:
+        shards[done * SHARDS // whole].append(slot)
+        done += slot.end
+    yield from shards
+
+
+def _config() -> dict[str, object]:
+    return {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": HIDDEN, "vocab_size": WORDS,
+        "intermediate_size": INNER, "num_hidden_layers": LAYERS, "num_attention_heads": 16, "num_key_value_heads": 16,
+        "torch_dtype": "bfloat16", "tie_word_embeddings": False, "hidden_act": "silu", "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 2048,
+    }  # fmt: skip

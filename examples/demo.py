@@ -1,0 +1,61 @@
+"""The whole story on the example portfolio: inspect, plan, merge, verify, count; every line is a command you can type.
+
+Works on a copy of the portfolio, because a release leaves a ledger beside it. `make demo` runs this.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+from pathlib import Path
+
+from dpmerge.cli import app
+from dpmerge.evaluation.evaluators import load_evaluator
+from dpmerge.portfolio.tensors import read_header, read_tensor
+
+HERE = Path(__file__).parent
+TARGETS = ("0.12", "0.8")
+DELTA = ("--delta", "1e-5")
+
+
+def told(*command: str) -> None:
+    """Run a verb as if it were typed."""
+    print(f"\n$ dpmerge {' '.join(command)}", flush=True)
+    app(command, standalone_mode=False)
+
+
+def accuracy(weights: Path, public: Path) -> float:
+    """Of a linear model on public images."""
+    model = {slot.name: read_tensor(weights, slot) for slot in read_header(weights)}
+    return float(load_evaluator(f"linear:{public}")(model))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path(".demo"), help="a folder that is made afresh")
+    out = parser.parse_args().out
+    shutil.rmtree(out, ignore_errors=True)
+    shutil.copytree(HERE / "mnist", out / "mnist")
+    os.chdir(out)
+    print(f"In {out}, with a copy of the example portfolio: eleven private models, none of them at these levels.")
+    told("inspect", "mnist")
+    for epsilon in TARGETS:
+        told("plan", "mnist", "--epsilon", epsilon, *DELTA)
+    told("keygen", "-o", "signing.pem")
+    for epsilon in TARGETS:
+        told("merge", "mnist", "--epsilon", epsilon, *DELTA, "-o", f"eps-{epsilon}", "--key", "signing.pem")
+    for epsilon in TARGETS:
+        told("verify", f"eps-{epsilon}", "--key", "signing.pem.pub", "--portfolio", "mnist", "--rebuild")
+    told("ledger", "show", "mnist")
+    told("ledger", "verify", "mnist")
+    told("frontier", "mnist", *DELTA, "--evaluator", "linear:mnist/public.npz", "-o", "report.html")
+    print("\nAccuracy on the 1,000 public images, looked at after the release and so at no cost:")
+    for epsilon in TARGETS:
+        print(f"  eps-{epsilon}: {accuracy(Path(f'eps-{epsilon}') / 'model.safetensors', Path('mnist/public.npz')):.1%}")
+    print(f"\nModels: {out}/eps-0.12 and {out}/eps-0.8, each with a certificate and a model card.")
+    print(f"Report: {out}/report.html, to be opened in a browser; not for release, it shows models nobody has seen.")
+
+
+if __name__ == "__main__":
+    main()

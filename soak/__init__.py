@@ -1,0 +1,1 @@
+"""What takes too long for the tests: many processes at once, for as long as it takes."""

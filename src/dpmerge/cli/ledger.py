@@ -1,0 +1,259 @@
+"""`dpmerge ledger …`: what has left of the data, what it has cost, and the cap that holds it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dpmerge.cli.options import ALLOW, LEDGER, ledger_place, loaded_portfolio
+from dpmerge.cli.terminal import AsJson, bytes_shown, one_line_errors, print_json, wide_console
+from dpmerge.errors import InvalidInput, LedgerError
+
+if TYPE_CHECKING:
+    from dpmerge.ledger.ledger import Ledger
+    from dpmerge.ledger.standing import Standing
+
+app = typer.Typer(
+    help="What has left of the data, what it has cost together, and the cap that holds it.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
+
+WHERE = Annotated[
+    Path | None,
+    typer.Argument(metavar="[PORTFOLIO]", help="The portfolio beside which the ledger is; or give `--ledger`."),
+]
+AT_DELTA = Annotated[float, typer.Option(help="The δ at which ε is given.")]
+
+
+@app.command()
+def show(where: WHERE = None, ledger: LEDGER = None, delta: AT_DELTA = 1e-5, as_json: AsJson = False) -> None:
+    """Every release, every run that was looked at, and the cap.
+
+    Example: `dpmerge ledger show examples/mnist`
+    """
+    with one_line_errors(), _opened(where, ledger) as opened:
+        standings = [opened.standing(book, delta) for book in opened.books()]
+        if as_json:
+            print_json({"ledger": opened.id, "books": [_document(each) for each in standings]})
+            return
+        from dpmerge.ledger.ledger_table import print_standing
+
+        console = wide_console()
+        if not standings:
+            console.print(f"{opened.where}: nothing has been released or capped yet")
+        for each in standings:
+            print_standing(each, console)
+
+
+@app.command()
+def spent(where: WHERE = None, ledger: LEDGER = None, delta: AT_DELTA = 1e-5, as_json: AsJson = False) -> None:
+    """What everything that has left costs together: one line for each book.
+
+    Example: `dpmerge ledger spent examples/mnist --delta 1e-5`
+    """
+    with one_line_errors(), _opened(where, ledger) as opened:
+        standings = [opened.standing(book, delta) for book in opened.books()]
+        if as_json:
+            names = ("book", "delta", "epsilon", "why", "cap", "left", "caveats")
+            print_json([{name: _document(each)[name] for name in names} for each in standings])
+            return
+        from dpmerge.ledger.ledger_table import cost_line
+
+        for each in standings:
+            typer.echo(cost_line(each))
+        if not standings:
+            typer.echo("ε = 0: nothing has been released")
+
+
+@app.command()
+def cap(
+    portfolio: Annotated[Path, typer.Argument(metavar="PORTFOLIO", help="Runs on the data to be protected.")],
+    epsilon: Annotated[float, typer.Option(help="Everything that ever leaves keeps within this ε …")],
+    delta: Annotated[float, typer.Option(help="… at this δ.")],
+    rule: Annotated[
+        str,
+        typer.Option(
+            help="`ceiling` (what may ever be looked at is fixed now), `gaussian_filter` (full-batch runs) or "
+            "`renyi_filter` (also draws and sampled runs)."
+        ),
+    ] = "ceiling",
+    ceiling: Annotated[
+        str | None,
+        typer.Option(metavar="RUN@STEP,…", help="For ceiling: how far runs may ever be looked at; default: what fits."),
+    ] = None,
+    order: Annotated[
+        float | None, typer.Option(help="For renyi_filter: the one Rényi order; default: the best for Gaussians.")
+    ] = None,
+    ledger: LEDGER = None,
+    allow: ALLOW = None,
+    as_json: AsJson = False,
+) -> None:
+    """Promise that everything ever released of this data keeps within (ε, δ).
+
+    The rule that guards it is fixed with it. A release that would pass the cap is refused (exit code 1), nothing
+    charged. Set it before the first release: set later, it holds only if whoever set it did not look at what had left.
+
+    Example: `dpmerge ledger cap examples/mnist --epsilon 2 --delta 1e-5 --rule gaussian_filter`
+    """
+    with one_line_errors():
+        from dpmerge.ledger.entries import Book
+        from dpmerge.ledger.ledger import Ledger
+
+        loaded = loaded_portfolio(portfolio, headers_only=True, allow=allow)
+        made = _cap(loaded, epsilon, delta, rule, ceiling, order)
+        book = Book(loaded.dataset, loaded.unit, loaded.adjacency.value)
+        with Ledger.open(ledger_place(portfolio, ledger)) as opened:
+            from dpmerge.releasing.place import require_whole_ledger, witness
+
+            require_whole_ledger(opened, loaded, None)
+            opened.set_cap(book, made)
+            witness(opened, loaded)
+            result = opened.standing(book, delta)
+        if as_json:
+            print_json(_document(result))
+            return
+        from dpmerge.ledger.ledger_table import print_standing
+
+        print_standing(result, wide_console())
+
+
+def _cap(loaded: Any, epsilon: float, delta: float, rule: str, ceiling: str | None, order: float | None) -> Any:
+    from dpmerge.ledger.caps import Cap
+
+    if rule != "ceiling":
+        if ceiling is not None:
+            raise InvalidInput("ceiling", ceiling, f"nothing with the rule {rule}")
+        return Cap(epsilon=epsilon, delta=delta, rule=rule, order=order)  # type: ignore[arg-type]
+    if order is not None:
+        raise InvalidInput("order", order, "nothing with the rule ceiling")
+    from dpmerge.releasing.ceiling import ceiling_steps
+
+    names = None if ceiling is None else [part.strip() for part in ceiling.split(",")]
+    steps = ceiling_steps(loaded, epsilon, delta, names)
+    return Cap.of_manifests(epsilon, delta, steps, [run.manifest for run in loaded.runs])
+
+
+@app.command()
+def recover(
+    where: WHERE = None,
+    ledger: LEDGER = None,
+    abandon: Annotated[
+        list[str] | None, typer.Option(metavar="RELEASE", help="Give this pending release up; it stays charged.")
+    ] = None,
+    adopt: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="OUT", help="Count this output, whose entry the ledger has lost (restored backup)."),
+    ] = None,
+    accept: Annotated[
+        bool,
+        typer.Option("--accept", help="With --adopt: these are all outputs that are missing; go on from here."),
+    ] = False,
+    jobs: Annotated[int, typer.Option(help="Threads for merging.")] = 2,
+    as_json: AsJson = False,
+) -> None:
+    """Finish what was charged and not finished, with the same draw; or count what a restored ledger has lost.
+
+    A release that was killed after it was charged is pending. It is made now, exactly as it was ordered, or given up
+    with `--abandon` (it stays charged: nobody can prove that nothing left). After a ledger was restored from an older
+    backup, name every output made since with `--adopt`, and confirm with `--accept` that there are no others.
+
+    Example: `dpmerge ledger recover examples/mnist`
+    """
+    with one_line_errors("what is not finished stays pending"), _opened(where, ledger) as opened:
+        from dpmerge.releasing import recovery
+
+        done: list[dict[str, Any]] = []
+        for name in abandon or []:
+            opened.abandon(name, "given up by whoever keeps the ledger")
+            done.append({"release": name, "outcome": "abandoned"})
+        if adopt or accept:
+            if where is None:
+                raise InvalidInput("portfolio", None, "the portfolio the outputs were made from", found="nothing")
+            loaded = loaded_portfolio(where, headers_only=True, allow=None)
+            for out in adopt or []:
+                done.append({"release": recovery.adopt(opened, out, loaded), "outcome": "adopted", "out": str(out)})
+            if accept:
+                recovery.accept(opened, loaded)
+                done.append({"outcome": "the ledger counts as whole again"})
+        problems = False
+        if not (abandon or adopt or accept):
+            with bytes_shown("merging") as progress:
+                for each in recovery.recover(opened, jobs=jobs, progress=progress):
+                    problems |= each.problem is not None
+                    outcome = "finished" if each.problem is None else f"still pending: {each.problem}"
+                    done.append({"release": each.release_id, "outcome": outcome, "out": each.out})
+    if as_json:
+        print_json(done)
+    else:
+        for line in done:
+            typer.echo(" ".join(str(line[name]) for name in ("release", "out") if name in line) + f" {line['outcome']}")
+        if not done:
+            typer.echo("Nothing is pending.")
+    if problems:
+        raise typer.Exit(2)
+
+
+@app.command()
+def verify(where: WHERE = None, ledger: LEDGER = None, as_json: AsJson = False) -> None:
+    """Walk the chain and count every cost again; exit code 1 names the first entry that does not hold.
+
+    Example: `dpmerge ledger verify examples/mnist`
+    """
+    with one_line_errors(), _opened(where, ledger) as opened:
+        verdict = opened.verify()
+    if as_json:
+        print_json(dataclasses.asdict(verdict))
+    elif verdict.ok:
+        typer.echo(f"{verdict.count} entries, each sealed to the one before; every cost comes out as charged")
+    else:
+        typer.echo(f"entry {verdict.broken}: {verdict.why}", err=True)
+    if not verdict.ok:
+        raise typer.Exit(1)
+
+
+@app.command()
+def export(
+    where: WHERE = None,
+    ledger: LEDGER = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="A file; default: standard output.")] = None,
+) -> None:
+    """Every entry as JSON. Not for release: it names runs that nobody has seen.
+
+    Example: `dpmerge ledger export examples/mnist -o ledger.json`
+    """
+    with one_line_errors(), _opened(where, ledger) as opened:
+        document = opened.export()
+        if output is None:
+            print_json(document)
+            return
+        import json
+
+        from dpmerge.portfolio.manifest import write_atomically
+
+        try:
+            write_atomically(output, (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode())
+        except OSError as error:
+            found = f"{output} ({error.strerror})"
+            raise InvalidInput("output", str(output), "a file that can be written", found=found) from None
+
+
+def _opened(where: Path | None, ledger: str | None) -> Ledger:
+    from dpmerge.ledger.ledger import Ledger
+
+    place = ledger_place(where, ledger)
+    if isinstance(place, Path) and not place.exists():
+        raise LedgerError(f"{place}: there is no ledger; accepted: one in which something was released or capped")
+    return Ledger.open(place, create=False)
+
+
+def _document(standing: Standing) -> dict[str, Any]:
+    document = dataclasses.asdict(standing)
+    if standing.cap is not None:
+        kept = ("epsilon", "delta", "rule", "order")
+        document["cap"] = {name: document["cap"][name] for name in kept}
+        document["cap"]["ceiling"] = {r.name: r.ceiling for r in standing.runs if r.ceiling is not None}
+    return document

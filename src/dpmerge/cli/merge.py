@@ -1,0 +1,185 @@
+"""`dpmerge merge`: plan, charge, draw, merge, certify."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dpmerge.cli.options import ALLOW, LEDGER, PORTFOLIO, ledger_place, loaded_portfolio, numbers, require_jobs
+from dpmerge.cli.terminal import AsJson, bytes_shown, one_line_errors, print_json, wide_console
+from dpmerge.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from dpmerge.planning.plan import Plan
+    from dpmerge.planning.planned import Planned
+    from dpmerge.portfolio.portfolio import Portfolio
+
+WORTH_A_HINT = 0.9
+"""The share of the noise that a final release must leave for it to be mentioned."""
+
+INTERRUPTED = "nothing was published; `dpmerge ledger recover` finishes a release that had been charged"
+
+
+def merge(
+    portfolio: PORTFOLIO,
+    output: Annotated[Path, typer.Option("-o", "--output", help="The folder to make.")],
+    epsilon: Annotated[float | None, typer.Option(help="The ε to meet.")] = None,
+    delta: Annotated[float | None, typer.Option(help="The δ to meet it at.")] = None,
+    plan_file: Annotated[
+        Path | None, typer.Option("--plan", help="Make this plan (`dpmerge plan -o FILE`), priced again.")
+    ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(metavar="RUN@STEP=W,…", help="Make this average; the weights must not come from looking."),
+    ] = None,
+    method: Annotated[str | None, typer.Option(help="`select`, `combine`, `mix` or `auto`, as for `plan`.")] = None,
+    objective: Annotated[
+        str | None, typer.Option(help="`noise` or `saturate`; for the others save a plan and give it by `--plan`.")
+    ] = None,
+    theorem: Annotated[
+        str | None,
+        typer.Option(
+            help="`auto`, `joint_release`; with `--final` also `last_step`, `hidden_state`, `merged_trajectory`."
+        ),
+    ] = None,
+    final: Annotated[
+        bool,
+        typer.Option("--final", help="Nothing else of these runs will ever be released: they are locked for it."),
+    ] = False,
+    key: Annotated[Path | None, typer.Option(help="Sign with this private key (`dpmerge keygen`).")] = None,
+    ledger: LEDGER = None,
+    request_key: Annotated[
+        str | None, typer.Option(help="A name for this request: asked again, it returns the same draw and output.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is in the output folder.")] = False,
+    reveal_draw: Annotated[
+        bool, typer.Option("--reveal-draw", help="Say in the certificate which candidate was drawn, and its own ε.")
+    ] = False,
+    donor: Annotated[
+        str | None,
+        typer.Option(metavar="RUN", help="Whose config and tokenizer are copied; default: the largest weight."),
+    ] = None,
+    adapters: Annotated[
+        str, typer.Option(help="LoRA adapters: averaged `as_trained`, or `concatenated` (exactly Σ λ ΔW).")
+    ] = "as_trained",
+    jobs: Annotated[int, typer.Option(help="Threads that read, add up, hash and write.")] = 2,
+    allow: ALLOW = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a model that meets (ε, δ), with a certificate of it.
+
+    Plans (or takes the plan or the weights given), charges the ledger, draws where the plan has a draw, merges,
+    certifies. The output folder appears whole, with `privacy-certificate.json` and a model card, or not at all. What
+    has been charged and did not get finished is finished by `dpmerge ledger recover`.
+
+    Without `--final` the release is priced so that others may follow it (as a joint release). Exit code 1: nothing
+    meets the target, or the cap on this data is reached; then nothing is charged and nothing written.
+
+    Example: `dpmerge merge examples/mnist --epsilon 0.8 --delta 1e-5 -o merged`
+    """
+    with one_line_errors(INTERRUPTED):
+        from dpmerge.releasing.release import release
+
+        require_jobs(jobs)
+        loaded = loaded_portfolio(portfolio, headers_only=True, allow=allow)
+        place = ledger_place(portfolio, ledger)
+        planned = _planned(loaded, epsilon, delta, plan_file, weights, method, objective, theorem, final, place)
+        with bytes_shown("merging") as progress:
+            made = release(
+                planned,
+                out=output,
+                ledger=place,
+                final=final,
+                key=key,
+                request_key=request_key,
+                overwrite=overwrite,
+                reveal_draw=reveal_draw,
+                donor=donor,
+                adapters=adapters,  # type: ignore[arg-type]
+                jobs=jobs,
+                progress=progress,
+            )
+        if as_json:
+            print_json(made.document())
+            return
+        from dpmerge.releasing.release_table import print_release
+
+        print_release(made, wide_console())
+
+
+def _planned(
+    portfolio: Portfolio,
+    epsilon: float | None,
+    delta: float | None,
+    plan_file: Path | None,
+    weights: str | None,
+    method: str | None,
+    objective: str | None,
+    theorem: str | None,
+    final: bool,
+    ledger: str | Path,
+) -> Planned:
+    """What is to be made, from whichever of the three ways of saying it was used."""
+    from dpmerge.certificate.figures import down
+    from dpmerge.planning.planned import Planned, read_planned, stated_weights
+    from dpmerge.planning.planner import plan
+    from dpmerge.planning.target import Guarantee
+
+    by_search = {"--method": method, "--objective": objective}
+    if plan_file is not None:
+        given = {"--epsilon": epsilon, "--delta": delta, "--weights": weights, "--theorem": theorem, **by_search}
+        _refuse_beside("--plan", given)
+        return read_planned(plan_file, portfolio)
+    if epsilon is None or delta is None:
+        raise InvalidInput("target", None, "--epsilon and --delta, or --plan FILE", found="nothing")
+    Guarantee(epsilon=epsilon, delta=delta).require_target()
+    # What is certified is rounded up to six digits: aimed for is what that leaves within the target.
+    target = Guarantee(epsilon=down(epsilon), delta=delta)
+    if theorem not in (None, "auto", "joint_release") and not final:
+        accepted = "auto or joint_release, or --final: other theorems hold only for the last release of these runs"
+        raise InvalidInput("theorem", theorem, accepted)
+    chosen = theorem or ("auto" if final else "joint_release")
+    if chosen == "auto" and not final:
+        chosen = "joint_release"
+    if weights is not None:
+        _refuse_beside("--weights", by_search)
+        return stated_weights(portfolio, numbers("weights", weights), target, theorem=chosen)  # type: ignore[arg-type]
+    if objective not in (None, "noise", "saturate"):
+        accepted = "noise or saturate; plan with the others first (`dpmerge plan … -o FILE`) and give --plan FILE"
+        raise InvalidInput("objective", objective, accepted)
+    from dpmerge.releasing.available import available
+
+    wanted = plan(
+        available(portfolio, ledger, final=final, delta=delta),
+        target,
+        method=method or "auto",  # type: ignore[arg-type]
+        objective=objective or "noise",  # type: ignore[arg-type]
+        theorem="auto" if method == "select" else chosen,  # type: ignore[arg-type]
+    )
+    if not final and method in (None, "auto") and theorem is None:
+        _hint_at_final(wanted)
+    return Planned.of(wanted)
+
+
+def _hint_at_final(lasting: Plan) -> None:
+    """Say what a final release would gain, while nothing is charged: runs that were seen cannot have one any more."""
+    from dpmerge.planning.planner import plan
+
+    best = plan(lasting.portfolio, lasting.target)
+    ours, theirs = lasting.noise_to_signal, best.noise_to_signal
+    if best.is_final and ours and theirs is not None and theirs < WORTH_A_HINT * ours:
+        less = 1 - theirs / ours
+        typer.echo(
+            f"note: as the last release of its runs (--final) this would carry {less:.0%} less noise; a run that was "
+            "released from before cannot be in one",
+            err=True,
+        )
+
+
+def _refuse_beside(option: str, others: Mapping[str, object]) -> None:
+    for name, value in others.items():
+        if value is not None:
+            raise InvalidInput(name.removeprefix("--"), value, f"nothing beside {option}, which says it already")

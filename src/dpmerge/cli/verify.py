@@ -1,0 +1,146 @@
+"""`dpmerge verify` and `dpmerge keygen`: certificates, from the reader's side and the maker's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dpmerge.cli.options import LEDGER, require_jobs
+from dpmerge.cli.terminal import AsJson, one_line_errors, print_json, wide_console
+from dpmerge.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from dpmerge.certificate.verification import Check, Verification
+
+
+def verify(
+    output: Annotated[Path, typer.Argument(metavar="OUT", help="The folder of a release.")],
+    portfolio: Annotated[
+        Path | None, typer.Option(help="What it was made from: opens the commitments, compares the manifests.")
+    ] = None,
+    key: Annotated[Path | None, typer.Option(help="The public key it must be signed with.")] = None,
+    rebuild: Annotated[bool, typer.Option("--rebuild", help="Merge again and compare the bytes.")] = False,
+    ledger: LEDGER = None,
+    jobs: Annotated[int, typer.Option(help="Threads for merging again.")] = 2,
+    as_json: AsJson = False,
+) -> None:
+    """Is this model what its certificate says, and does the guarantee follow?
+
+    Trusts no stored number: digests, figures and the model card are computed again, the guarantee from the mechanisms
+    and the plan inside the certificate. With `--portfolio` also that it was made from those runs, and that the ledger
+    beside them has charged it.
+
+    Exit codes: 0 verified, 1 not verified (every reason is listed), 2 could not run.
+
+    Example: `dpmerge verify merged --portfolio examples/mnist --rebuild`
+    """
+    with one_line_errors():
+        from dpmerge.certificate.verification import verify as check
+        from dpmerge.portfolio.portfolio import Portfolio
+
+        require_jobs(jobs)
+        if portfolio is None and rebuild:
+            raise InvalidInput("portfolio", None, "the portfolio it was made from, for --rebuild", found="nothing")
+        result = check(output, key=key)
+        if portfolio is not None:
+            allowed = result.declared.portfolio.allowed if result.declared else []
+            loaded = Portfolio.load(portfolio, allow=allowed)  # type: ignore[arg-type]
+            result = check(output, portfolio=loaded, key=key)
+            if rebuild:
+                from dpmerge.releasing.rebuilding import rebuilt
+
+                result = result.with_check(rebuilt(result, loaded, jobs=jobs))
+        if portfolio is not None or ledger is not None:
+            result = _with_ledger(result, portfolio, ledger)
+    if as_json:
+        print_json(result.document())
+    else:
+        _print(result, wide_console())
+    if not result.verified:
+        raise typer.Exit(1)
+
+
+def _with_ledger(result: Verification, portfolio: Path | None, where: str | None) -> Verification:
+    """Whether the release was charged, where the ledger can be asked."""
+    from dpmerge.certificate.verification import Check
+    from dpmerge.cli.options import ledger_place
+
+    declared = result.declared
+    if declared is None:
+        return result
+    place = ledger_place(portfolio, where)
+    if where is None and not Path(place).exists():
+        words = "there is no ledger beside the portfolio; --ledger names one"
+        return result.with_check(Check("ledger", None, (words,)))
+    from dpmerge.ledger.ledger import Ledger
+
+    with Ledger.open(place, create=False) as ledger:
+        if ledger.id != declared.ledger.id:
+            return result.with_check(Check("ledger", None, (f"charged in another one, {declared.ledger.id}",)))
+        charged = ledger.contains(declared.ledger.entry, declared.ledger.hash)
+        known = ledger.release(declared.release)
+    return result.with_check(_charged(charged, known, result))
+
+
+def _charged(charged: bool, known: object, result: Verification) -> Check:
+    from dpmerge.certificate.verification import Check
+    from dpmerge.ledger.request import Charged
+
+    if not isinstance(known, Charged) or not (charged or known.adopted):
+        return Check("ledger", False, ("has no such entry: it was restored from an older backup, or never charged",))
+    if known.output is not None and dict(known.output.files) != dict(result.files):
+        return Check("ledger", False, ("recorded other files for this release",))
+    if result.declared is not None and known.terms != result.declared.terms:
+        return Check("ledger", False, ("charged other terms for this release",))
+    return Check("ledger", True)
+
+
+def _print(result: Verification, console: Console) -> None:
+    from rich.text import Text
+
+    marks = {True: ("✓", "green"), False: ("✗", "bold red"), None: ("–", "yellow")}
+    for check in result.checks:
+        mark, style = marks[check.passed]
+        console.print(Text(f"{mark} {check.name}", style=style))
+        for reason in check.found:
+            console.print(Text(f"    {reason}"))
+    if not result.verified:
+        count = len(result.problems)
+        console.print(Text(f"\nNOT VERIFIED: {count} reason{'' if count == 1 else 's'}, above.", style="bold red"))
+        return
+    content = result.content
+    guarantee, terms = content["guarantee"], content["terms"]
+    proved = "" if content["proved"] else ", under assumptions these runs do not meet"
+    paid = "" if content["choice"]["paidFor"] else ", not counting how it was chosen"
+    console.print(
+        Text(
+            f"\nVerified: ε = {guarantee['epsilon']} at δ = {guarantee['delta']:g} per {terms['unit']} "
+            f"({terms['adjacency']}) by {content['theorem']}{proved}{paid}",
+            style="bold" if content["proved"] and not paid else "bold yellow",
+        )
+    )
+
+
+def keygen(
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where the private key goes; FILE.pub is beside it.")],
+    as_json: AsJson = False,
+) -> None:
+    """Make a key pair (ed25519) to sign certificates with.
+
+    The private key is for `dpmerge merge --key`, and for nobody else; the public one, FILE.pub, is for everybody who
+    wants to check with `dpmerge verify --key`. No file is ever overwritten.
+
+    Example: `dpmerge keygen -o signing-key.pem`
+    """
+    with one_line_errors():
+        from dpmerge.certificate.keys import generate
+
+        public, identity = generate(output)
+        if as_json:
+            print_json({"private": str(output), "public": str(public), "keyid": identity})
+            return
+    typer.echo(f"Private key: {output} (keep it to yourself)\nPublic key:  {public}\nKey id:      {identity}")

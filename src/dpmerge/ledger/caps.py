@@ -1,0 +1,99 @@
+"""Caps: a promise (ε, δ) on everything that ever leaves of one data set, and the rule that keeps it.
+
+Guarantees: a cap says what its rule needs, and nothing is filled in later: the ceiling with the statements that price
+it, or the one Rényi order that was fixed beforehand.
+Refuses: a rule's fields given to another rule, an order at which nothing would be left.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+import numpy as np
+
+from dpmerge.errors import InvalidInput
+from dpmerge.ledger.identity import identity_of, noise_mark
+from dpmerge.portfolio.manifest import Manifest
+from dpmerge.portfolio.statement import RunStatement
+from dpmerge.privacy import domain
+from dpmerge.privacy.gaussian import largest_mu
+from dpmerge.privacy.renyi import DEFAULT_ORDERS, renyi_penalty
+
+Rule = Literal["ceiling", "gaussian_filter", "renyi_filter"]
+
+MARGIN = 1e-12
+"""Relative. Sums of a few thousand products err by less; a comparison is made on the safe side of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cap:
+    """(ε, δ) and its rule. For a ceiling: identity → last step, and what those runs and their ancestors state."""
+
+    epsilon: float
+    delta: float
+    rule: Rule = "ceiling"
+    ceiling: Mapping[str, int] = field(default_factory=dict)
+    statements: Mapping[str, RunStatement] = field(default_factory=dict)
+    marks: Mapping[str, str | None] = field(default_factory=dict)
+    order: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "epsilon", domain.non_negative("cap.epsilon", self.epsilon))
+        object.__setattr__(self, "delta", domain.delta("cap.delta", self.delta))
+        if self.rule not in get_args(Rule):
+            raise InvalidInput("cap.rule", self.rule, ", ".join(get_args(Rule)))
+        if (self.rule == "ceiling") != bool(self.ceiling):
+            accepted = "the last step of each run under the rule ceiling, and nothing under another"
+            raise InvalidInput("cap.ceiling", dict(self.ceiling), accepted)
+        if missing := sorted(set(self.ceiling) - set(self.statements)):
+            raise InvalidInput("cap.statements", missing, "what every run of the ceiling states")
+        if self.order is not None:
+            if self.rule != "renyi_filter":
+                raise InvalidInput("cap.order", self.order, "left out, except under the rule renyi_filter")
+            domain.orders("cap.order", [self.order])
+        if self.rule == "renyi_filter":
+            fixed = best_order(self.epsilon, self.delta) if self.order is None else float(self.order)
+            object.__setattr__(self, "order", fixed)
+            renyi_budget(self.epsilon, self.delta, fixed)
+
+    @classmethod
+    def of_manifests(cls, epsilon: float, delta: float, steps: Mapping[str, int], manifests: Iterable[Manifest]) -> Cap:
+        """A ceiling over runs of a portfolio: run name → the last step that may ever be looked at."""
+        by_name = {manifest.run: manifest for manifest in manifests}
+        if unknown := [name for name in steps if name not in by_name]:
+            raise InvalidInput("cap.ceiling", unknown, f"runs of the portfolio: {', '.join(by_name)}")
+        by_identity = {identity_of(manifest): manifest for manifest in by_name.values()}
+        return cls(
+            epsilon=epsilon,
+            delta=delta,
+            rule="ceiling",
+            ceiling={identity_of(by_name[name]): step for name, step in steps.items()},
+            statements={identity: manifest.statement for identity, manifest in by_identity.items()},
+            marks={identity: noise_mark(manifest) for identity, manifest in by_identity.items()},
+        )
+
+
+def renyi_budget(epsilon: float, delta: float, order: float) -> float:
+    """How much Rényi divergence of one order may be spent so that (ε, δ) follows, rounded down."""
+    penalty = float(renyi_penalty(np.array([order]), delta, "improved")[0])
+    budget = epsilon - penalty - MARGIN * (epsilon + abs(penalty))
+    if not budget > 0:
+        accepted = f"an order at which something is left; {best_order(epsilon, delta):g} is the best for a Gaussian"
+        raise InvalidInput("cap.order", order, accepted)
+    return budget
+
+
+def gaussian_budget(epsilon: float, delta: float) -> float:
+    """The largest μ² that implies (ε, δ)."""
+    mu = largest_mu(epsilon, delta)
+    return mu * mu
+
+
+def best_order(epsilon: float, delta: float) -> float:
+    """The order whose conversion is best for the Gaussian that fits the cap exactly."""
+    converted = DEFAULT_ORDERS * gaussian_budget(epsilon, delta) / 2 + renyi_penalty(DEFAULT_ORDERS, delta, "improved")
+    best = float(DEFAULT_ORDERS[int(np.argmin(converted))])
+    return best if math.isfinite(best) else 2.0

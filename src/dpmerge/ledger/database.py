@@ -1,0 +1,198 @@
+"""The database of a ledger: transactions that exclude one another, and commits that last.
+
+Guarantees: of two writers one waits for the other before it reads, so that neither decides on what the other is about
+to change; when a transaction ends without an error it is on disk. SQLite and PostgreSQL behave alike.
+Refuses (LedgerError): everything a database can complain of, in one line that names the place.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, NullPool, create_engine, event, insert, inspect, select, text, update
+from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
+
+from dpmerge.errors import LedgerBroken, LedgerError
+from dpmerge.ledger.entries import BEFORE_THE_FIRST, Entry, now
+from dpmerge.ledger.migrations import ENTRIES, LEDGER, MIGRATIONS, Migration, migrate, version
+from dpmerge.ledger.places import address
+
+PATIENCE = 120.0
+"""Seconds to wait for another writer."""
+
+_ADVISORY_LOCK = 0x6470_6D65_7267_65  # "dpmerge": held while tables are made
+_WRITES = "dpmerge_writes"
+
+
+class Database:
+    """One ledger's tables, wherever they are."""
+
+    def __init__(self, engine: Engine, where: str, patience: float) -> None:
+        self._engine = engine
+        self.where = where
+        self._patience = patience
+
+    @classmethod
+    def open(
+        cls,
+        where: str | Path,
+        *,
+        create: bool = True,
+        patience: float = PATIENCE,
+        migrations: Sequence[Migration] = MIGRATIONS,
+    ) -> Database:
+        url = address(where, create=create)
+        local = url.get_backend_name() == "sqlite"
+        # A connection for each transaction: nothing is shared after a fork, and no file stays open.
+        if local:
+            engine = create_engine(url, poolclass=NullPool, connect_args={"timeout": patience})
+            event.listen(engine, "connect", _prepare_sqlite)
+            event.listen(engine, "begin", _begin_sqlite)
+        else:
+            engine = create_engine(url, poolclass=NullPool)
+        shown = url.database if local and url.database else url.render_as_string(hide_password=True)
+        database = cls(engine, shown, patience)
+        database._prepare(create=create, migrations=migrations)
+        return database
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    @property
+    def is_sqlite(self) -> bool:
+        return self._engine.dialect.name == "sqlite"
+
+    def _prepare(self, *, create: bool, migrations: Sequence[Migration]) -> None:
+        with self.reading() as connection:
+            found = version(connection)
+            if found == migrations[-1].number:
+                return
+            if found == 0 and not create:
+                raise LedgerError(f"{self.where}: there is no ledger; accepted: the place of one")
+            if found == 0 and self.is_sqlite and (others := inspect(connection).get_table_names()):
+                raise LedgerError(f"{self.where}: is a database of something else (it has a table {others[0]!r})")
+        with self._transaction(writes=True) as connection:
+            if not self.is_sqlite:
+                connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _ADVISORY_LOCK})
+            migrate(connection, migrations)
+            if connection.execute(select(LEDGER.c.id)).first() is None:
+                identity = secrets.token_hex(16)
+                first = {"head_seq": 0, "head_hash": BEFORE_THE_FIRST}
+                connection.execute(insert(LEDGER).values(id=identity, created=now(), **first))
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        with self._transaction(writes=False) as connection:
+            yield connection
+
+    @contextmanager
+    def writing(self) -> Iterator[Connection]:
+        """A transaction that no other writer can be in at the same time; durable when it ends."""
+        with self._transaction(writes=True) as connection:
+            if not self.is_sqlite:
+                # Locked before anything is read: what is read afterwards is what the writer before has left.
+                connection.execute(text("SELECT id FROM dpmerge_ledger FOR UPDATE"))
+            yield connection
+
+    @contextmanager
+    def _transaction(self, *, writes: bool) -> Iterator[Connection]:
+        try:
+            with self._engine.connect() as plain:
+                options: dict[str, Any] = {_WRITES: writes}
+                if not self.is_sqlite:
+                    # A reader sees one moment; a writer, once it has the lock, sees what the writer before has left.
+                    options["isolation_level"] = "READ COMMITTED" if writes else "REPEATABLE READ"
+                connection = plain.execution_options(**options)
+                with self._begun(connection):
+                    if writes and not self.is_sqlite:
+                        _prepare_postgresql(connection, self._patience)
+                    yield connection
+        except SQLAlchemyError as error:
+            raise self._explained(error) from None
+
+    @contextmanager
+    def _begun(self, connection: Connection) -> Iterator[None]:
+        deadline = time.monotonic() + self._patience
+        while True:
+            try:
+                transaction = connection.begin()
+                break
+            except DBAPIError as error:
+                # SQLite gives up at once where waiting could be a deadlock, such as beside a crashed writer's journal.
+                if not _is_busy(error) or time.monotonic() > deadline:
+                    raise
+                connection.rollback()
+                time.sleep(0.01)
+        with transaction:
+            yield
+
+    def _explained(self, error: SQLAlchemyError) -> LedgerError:
+        said = " ".join(str(getattr(error, "orig", None) or error).split())[:300]
+        if isinstance(error, IntegrityError):
+            return LedgerBroken(f"{self.where}: an entry would fork the chain ({said})")
+        if isinstance(error, DBAPIError) and _is_busy(error):
+            return LedgerError(f"{self.where}: another process has it locked for more than {self._patience:g} s")
+        if "readonly" in said or "read-only" in said:
+            return LedgerError(
+                f"{self.where}: can be read but not written; a release must be charged before it is made"
+            )
+        if "not a database" in said or "malformed" in said:
+            return LedgerError(f"{self.where}: is not a ledger, or its file is damaged ({said})")
+        return LedgerError(f"{self.where}: {said}")
+
+
+def ledger_row(connection: Connection) -> tuple[str, tuple[int, str]]:
+    """The ledger's id and its head."""
+    rows = connection.execute(select(LEDGER.c.id, LEDGER.c.head_seq, LEDGER.c.head_hash)).all()
+    if len(rows) != 1:
+        raise LedgerBroken(f"the ledger says {len(rows)} times what it is; accepted: once")
+    return rows[0][0], (rows[0][1], rows[0][2])
+
+
+def entries_after(connection: Connection, seq: int) -> Iterator[Entry]:
+    """In the order of their numbers."""
+    columns = (ENTRIES.c.seq, ENTRIES.c.previous, ENTRIES.c.hash, ENTRIES.c.time, ENTRIES.c.kind, ENTRIES.c.book)
+    query = select(*columns, ENTRIES.c.text).where(ENTRIES.c.seq > seq).order_by(ENTRIES.c.seq)
+    for row in connection.execute(query):
+        yield Entry(**row._mapping)
+
+
+def hash_at(connection: Connection, seq: int) -> str | None:
+    return connection.execute(select(ENTRIES.c.hash).where(ENTRIES.c.seq == seq)).scalar()
+
+
+def append(connection: Connection, entries: Sequence[Entry]) -> None:
+    """New entries and the head they make."""
+    for entry in entries:
+        columns = {name: getattr(entry, name) for name in ("seq", "previous", "hash", "time", "kind", "book", "text")}
+        connection.execute(insert(ENTRIES).values(**columns))
+    connection.execute(update(LEDGER).values(head_seq=entries[-1].seq, head_hash=entries[-1].hash))
+
+
+def _prepare_sqlite(connection: sqlite3.Connection, _: Any) -> None:
+    # The driver's own transactions begin late and unlocked; ours are begun by hand.
+    connection.isolation_level = None
+    # EXTRA: the folder is synchronised too, or a power failure could bring a journal back and undo a commit.
+    connection.execute("PRAGMA synchronous = EXTRA").close()
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    writes = connection.get_execution_options().get(_WRITES, False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def _prepare_postgresql(connection: Connection, patience: float) -> None:
+    connection.execute(text(f"SET LOCAL lock_timeout = {int(1000 * patience)}"))
+    if connection.execute(text("SHOW synchronous_commit")).scalar() in ("off", "local"):
+        connection.execute(text("SET LOCAL synchronous_commit = on"))
+
+
+def _is_busy(error: DBAPIError) -> bool:
+    said = str(error.orig)
+    return "locked" in said or "lock timeout" in said

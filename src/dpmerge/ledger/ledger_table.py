@@ -1,0 +1,78 @@
+"""`dpmerge ledger show` for a person: what has left, what it cost, what is left."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from dpmerge.account.table import shown
+from dpmerge.ledger.standing import Standing
+
+
+def cost_line(standing: Standing) -> str:
+    """What everything costs together, in one line."""
+    cost = f"ε = {shown(standing.epsilon)} at δ = {standing.delta:g}" if standing.epsilon is not None else "no number"
+    why = f" ({standing.why})" if standing.why else ""
+    return f"{standing.book}: {cost}{why}; {_cap(standing)}"
+
+
+def print_standing(standing: Standing, console: Console) -> None:
+    """Print one book of a ledger."""
+    count = len(standing.releases)
+    console.print(Text(cost_line(standing), style="bold"))
+    if standing.releases:
+        console.print(_releases(standing))
+    elif not count:
+        console.print("Nothing has been released yet.")
+    if standing.runs:
+        console.print(_runs(standing))
+    for caveat in standing.caveats:
+        console.print(Text(f"- {caveat}", style="yellow"))
+
+
+def _cap(standing: Standing) -> str:
+    if standing.cap is None or standing.left is None:
+        return "no cap"
+    cap, left = standing.cap, standing.left
+    return (
+        f"cap ε = {cap.epsilon:g} at δ = {cap.delta:g} by {cap.rule}, "
+        f"{left.left:.4g} of {left.limit:.4g} left ({left.currency})"
+    )
+
+
+def _releases(standing: Standing) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("entry", justify="right", no_wrap=True)
+    table.add_column("charged", no_wrap=True)
+    table.add_column("release", no_wrap=True)
+    table.add_column("status", no_wrap=True)
+    table.add_column("what")
+    for line in standing.releases:
+        marks = ["final"] if line.final else []
+        marks += [f"1 of {line.candidates} drawn"] if line.candidates > 1 else []
+        marks += ["adopted"] if line.adopted else []
+        what = line.recipe if len(line.recipe) <= 120 else line.recipe[:119] + "…"
+        table.add_row(
+            str(line.seq),
+            line.time[:16].replace("T", " "),
+            line.release_id[:12],
+            line.status,
+            f"{what} ({', '.join([line.theorem, *marks])})",
+        )
+    return table
+
+
+def _runs(standing: Standing) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("run")
+    table.add_column("looked at up to step", justify="right")
+    ceilings = any(run.ceiling is not None for run in standing.runs)
+    if ceilings:
+        table.add_column("ceiling", justify="right")
+    table.add_column("locked by")
+    for run in standing.runs:
+        limit = ["–" if run.ceiling is None else str(run.ceiling)] if ceilings else []
+        table.add_row(run.name, str(run.step), *limit, (run.locked_by or "")[:12])
+    return table

@@ -1,0 +1,105 @@
+"""Does a ledger hold? Every entry read again, every cost counted again.
+
+Guarantees: a ledger that passes is a whole chain from its first entry to its head, each release of which its own rule
+allowed when it was made; no stored figure is believed. The first entry that fails is named.
+Refuses: nothing; a broken ledger is an answer. (Entries cut off at the end, together with the head, show only to
+someone who has seen them: see `witness`.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from dpmerge.errors import DpmergeError, LedgerBroken
+from dpmerge.ledger.capping import adoption_cost, cap_body, cap_in
+from dpmerge.ledger.entries import Entry, canonical
+from dpmerge.ledger.rules import Proposal, admit
+from dpmerge.ledger.runs import require_own_book, require_same_runs
+from dpmerge.ledger.state import BookState, Release, State, exposures, require_next, stated
+
+_AGREE = 1e-9  # relative: what another version of numpy may do to the last digits of a sum
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a ledger holds; if not, at which entry, and why."""
+
+    ok: bool
+    count: int
+    broken: int | None = None
+    why: str | None = None
+
+
+def verified(ledger: str, entries: Iterable[Entry], head: tuple[int, str]) -> Verdict:
+    """Every entry in order, then the head."""
+    state = State(ledger)
+    for entry in entries:
+        try:
+            require_next(ledger, state.head, entry)
+            _require_true(state, entry)
+            state.apply(entry)
+        except (DpmergeError, KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            why = str(error) if isinstance(error, DpmergeError) else f"its body is not what its kind has ({error!r})"
+            prefix = f"entry {state.head[0] + 1}: "
+            return Verdict(False, state.head[0], state.head[0] + 1, why.removeprefix(prefix))
+    if state.head != head:
+        why = f"missing: the ledger says that its last entry is {head[0]}"
+        return Verdict(False, state.head[0], min(state.head[0] + 1, max(head[0], 1)), why)
+    return Verdict(True, state.head[0])
+
+
+def _require_true(state: State, entry: Entry) -> None:
+    if canonical(entry.body) != entry.text:
+        raise LedgerBroken(f"entry {entry.seq}: its body is not canonical JSON")
+    book = state.books.get(entry.book)
+    check = _CHECKS.get(entry.kind)
+    if book is not None and check is not None:
+        check(state, book, entry)
+
+
+def _require_cap(_: State, book: BookState, entry: Entry) -> None:
+    body = entry.body
+    again = cap_body(book, cap_in(body))
+    if not math.isclose(again.pop("spentBefore"), body["spentBefore"], rel_tol=_AGREE, abs_tol=_AGREE):
+        raise LedgerBroken(f"entry {entry.seq}: what had been spent before the cap is not what it says")
+    if canonical(again) != canonical({k: v for k, v in body.items() if k != "spentBefore"}):
+        raise LedgerBroken(f"entry {entry.seq}: the cap is not what its rule makes of it")
+
+
+def _require_release(state: State, book: BookState, entry: Entry) -> None:
+    body = entry.body
+    release = Release(entry, exposures(body["terms"], body["identities"]))
+    runs = list(stated(body))
+    require_own_book(state, book.book, runs)
+    require_same_runs(book, runs)
+    if not 0 <= body["index"] < len(release.exposures):
+        raise LedgerBroken(f"entry {entry.seq}: a candidate was drawn that the terms do not have")
+    proposal = Proposal(release.terms, release.exposures, body["final"])
+    admitted = admit(book.considering(runs), proposal)
+    _require_counted(entry, admitted.counted, admitted.cost)
+
+
+def _require_adopted(_: State, book: BookState, entry: Entry) -> None:
+    body = entry.body
+    release = Release(entry, exposures(body["terms"], body["identities"]))
+    cost = adoption_cost(book, release)
+    proposal = Proposal(release.terms, release.exposures, body["final"])
+    by_theorem = proposal.bounds is not None and body["index"] is not None
+    _require_counted(entry, "theorem" if by_theorem else "joint", cost)
+
+
+def _require_counted(entry: Entry, counted: str, cost: float | None) -> None:
+    said = entry.body["cost"]
+    unknown = cost is None or said is None
+    agree = cost is said if unknown else math.isclose(said, cost or 0.0, rel_tol=_AGREE, abs_tol=_AGREE)
+    if entry.body["counted"] != counted or not agree:
+        raise LedgerBroken(f"entry {entry.seq}: its cost, counted again from its terms, is not what it says")
+
+
+_CHECKS: dict[str, Callable[[State, BookState, Entry], None]] = {
+    "cap": _require_cap,
+    "release": _require_release,
+    "adopted": _require_adopted,
+}

@@ -1,0 +1,96 @@
+"""The model of a recipe in a folder: weights, index, and the small files needed to load it.
+
+Guarantees: a recipe of one checkpoint is that checkpoint's bytes; any other is merged as `engine` says, or, for LoRA
+adapters where asked for, concatenated exactly. Every file written is listed with its digest.
+Refuses: runs that may not be averaged, a donor that is not in the recipe, release noise on concatenated adapters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from dpmerge.errors import InvalidInput
+from dpmerge.merging.adapters import concatenate, require_one_scaling
+from dpmerge.merging.copies import copy
+from dpmerge.merging.donor_files import ADAPTER_CONFIG, copy_small_files
+from dpmerge.merging.engine import merge
+from dpmerge.merging.progress import Progressed
+from dpmerge.merging.writing import WrittenFile
+from dpmerge.portfolio.portfolio import Portfolio
+from dpmerge.portfolio.recipe import Recipe
+from dpmerge.portfolio.runs import Run, SavedCheckpoint
+
+Adapters = Literal["as_trained", "concatenated"]
+
+
+@dataclass(frozen=True)
+class Built:
+    """What was written, sorted by name; who gave names, shards and small files; which small files were left."""
+
+    files: tuple[WrittenFile, ...]
+    donor: str
+    left: tuple[str, ...]
+
+
+def build(
+    portfolio: Portfolio,
+    recipe: Recipe,
+    folder: Path,
+    *,
+    donor: str | None = None,
+    jobs: int = 2,
+    progress: Progressed | None = None,
+    adapters: Adapters = "as_trained",
+) -> Built:
+    """Write the model of a recipe into a folder that exists and is empty, such as a staged one."""
+    if adapters not in get_args(Adapters):
+        raise InvalidInput("adapters", adapters, ", ".join(get_args(Adapters)))
+    parts = [(portfolio.saved(name), weight) for name, weight in recipe.parts]
+    runs = [portfolio.run(name) for name in dict.fromkeys(checkpoint.run for checkpoint, _ in parts)]
+    giving = donor_of(parts, donor)
+    run = portfolio.run(giving.run)
+    if len(runs) > 1:
+        portfolio.require_combinable(runs)
+    without: tuple[str, ...] = ()
+    if recipe.is_one_checkpoint:
+        weights = copy(parts[0][0], folder, jobs=jobs, progress=progress)
+    else:
+        located = [(portfolio.run(checkpoint.run), checkpoint, weight) for checkpoint, weight in parts]
+        if adapters == "concatenated":
+            if recipe.release_noise:
+                accepted = "0 with concatenated adapters, or adapters as trained"
+                raise InvalidInput("release_noise", recipe.release_noise, accepted)
+            weights, without = concatenate(located, folder, donor=giving), (ADAPTER_CONFIG,)
+        else:
+            require_one_scaling(located)
+            weights = merge(
+                parts, folder, donor=giving, trained=trained_by(runs), release_noise=recipe.release_noise,
+                frozen_may_differ="different_frozen_tensors" in portfolio.allowed, jobs=jobs, progress=progress,
+            )  # fmt: skip
+    small, left = copy_small_files(run, giving, folder, without=without)
+    return Built(tuple(sorted((*weights, *small), key=lambda file: file.name)), giving.run, left)
+
+
+def donor_of(parts: Sequence[tuple[SavedCheckpoint, float]], donor: str | None = None) -> SavedCheckpoint:
+    """The checkpoint whose names, shards and small files the output has: by default of the run that weighs most."""
+    totals: dict[str, float] = {}
+    for checkpoint, weight in parts:
+        totals[checkpoint.run] = totals.get(checkpoint.run, 0.0) + weight
+    if donor is None:
+        donor = min(totals, key=lambda run: (-totals[run], run))
+    if donor not in totals:
+        raise InvalidInput("donor", donor, f"a run of the recipe: {', '.join(sorted(totals))}")
+    return max((c for c, _ in parts if c.run == donor), key=lambda checkpoint: checkpoint.step)
+
+
+def trained_by(runs: Sequence[Run]) -> Collection[str] | None:
+    """The tensors that any of the runs trained; None, which is all, where one does not say."""
+    trained: set[str] = set()
+    for run in runs:
+        if run.manifest.tensors is None:
+            return None
+        trained.update(run.manifest.tensors.trained)
+    return trained

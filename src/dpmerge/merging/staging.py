@@ -1,0 +1,210 @@
+"""A folder that appears whole or not at all.
+
+Guarantees: until `publish` the target is as it was; then it is there with every byte flushed to disk. With `overwrite`
+there is no moment without a whole target where the kernel can exchange two folders. Whatever fails leaves nothing; a
+process that dies leaves a folder known by its name and its missing lock, which goes when the target is next staged.
+Refuses: targets that are files, links or folders with something in them, that overlap the inputs or cannot be written.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import re
+import secrets
+import shutil
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+
+from dpmerge.errors import CannotWrite
+from dpmerge.portfolio.manifest import sync_folder
+
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+_NOT_EMPTY = (errno.ENOTEMPTY, errno.EEXIST)
+_NOT_OFFERED = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)
+
+
+class StagedFolder:
+    """A place to write in, beside the target: `with StagedFolder(target) as staged: … ; staged.publish()`."""
+
+    def __init__(self, target: str | Path, overwrite: bool = False, *, inputs: Iterable[Path] = ()) -> None:
+        self.target = Path(os.path.abspath(target))
+        self._overwrite = overwrite
+        self._inputs = tuple(inputs)
+        self._descriptor: int | None = None
+        self._mode = 0o755
+        self.path = self.target
+
+    def __enter__(self) -> StagedFolder:
+        require_writable(self.target, overwrite=self._overwrite, inputs=self._inputs)
+        try:
+            remove_leftovers(self.target)
+            self._stage()
+        except OSError as error:
+            raise _failed(self.target, error) from None
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._descriptor is not None:  # not published
+            shutil.rmtree(self.path, ignore_errors=True)
+            self._unlock()
+
+    def publish(self) -> None:
+        """Flush everything to disk and put it in the target's place."""
+        if self._descriptor is None:
+            raise CannotWrite(str(self.target), None, "a folder published once", found="one that is not staged")
+        try:
+            for file in _files(self.path):
+                _settle(file, self._mode & 0o666)
+            for folder in [*(each for each in self.path.rglob("*") if each.is_dir()), self.path]:
+                folder.chmod(self._mode)
+                sync_folder(folder)
+            self._put_in_place()
+            sync_folder(self.target.parent)
+        except OSError as error:
+            raise _failed(self.target, error) from None
+        self._unlock()
+        self.path = self.target
+
+    def _stage(self) -> None:
+        while self._descriptor is None:
+            path = self.target.with_name(f".{self.target.name}.{secrets.token_hex(4)}.partial")
+            path.mkdir(0o755)
+            self._mode = stat.S_IMODE(path.stat().st_mode)  # what the umask leaves of it
+            path.chmod(0o700)
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            # Between the two lines another process may take the folder for a dead one's, and remove it.
+            if _locked(descriptor) and _is_at(path, descriptor):
+                self._descriptor, self.path = descriptor, path
+            else:
+                os.close(descriptor)
+
+    def _unlock(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _put_in_place(self) -> None:
+        try:
+            # The system call itself refuses a target that is not an empty folder.
+            self.path.rename(self.target)
+            return
+        except OSError as error:
+            if error.errno not in _NOT_EMPTY:
+                raise
+        if not self._overwrite:
+            raise _present(self.target)
+        if exchange(self.path, self.target):
+            shutil.rmtree(self.path, ignore_errors=True)  # what was the target
+            return
+        previous = self.path.with_suffix(".previous")
+        self.target.rename(previous)
+        try:
+            self.path.rename(self.target)
+        except OSError:
+            previous.rename(self.target)
+            raise
+        shutil.rmtree(previous, ignore_errors=True)
+
+
+def require_writable(target: Path, *, overwrite: bool, inputs: Iterable[Path] = ()) -> None:
+    """Refuse a target before any work is done for it."""
+    if not target.name:
+        raise CannotWrite(str(target), target, "a folder that is not the root")
+    if target.is_symlink():
+        raise CannotWrite(str(target), target, "a folder, or a name that is free", found="a link")
+    if target.exists():
+        if not target.is_dir():
+            raise CannotWrite(str(target), target, "a folder, or a name that is free", found="a file")
+        if not overwrite and any(target.iterdir()):
+            raise _present(target)
+    if not target.parent.is_dir():
+        accepted = "a target in a folder that exists"
+        raise CannotWrite(str(target), target, accepted, found=f"{target.parent}, which is no folder")
+    if not os.access(target.parent, os.W_OK | os.X_OK):
+        accepted = "a target in a folder that can be written to"
+        raise CannotWrite(str(target), target, accepted, found=f"no permission to write to {target.parent}")
+    place = target.resolve()
+    for folder in inputs:
+        other = folder.resolve()
+        if place.is_relative_to(other) or other.is_relative_to(place):
+            accepted = "a target apart from the folders that are read"
+            raise CannotWrite(str(target), target, accepted, found=f"one that overlaps {folder}")
+
+
+def remove_leftovers(target: Path) -> tuple[Path, ...]:
+    """Remove what merges for the same target left when they were killed; those that still run hold their lock."""
+    pattern = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{8}}\.partial")
+    removed = []
+    for path in sorted(target.parent.iterdir()):
+        if not pattern.fullmatch(path.name) or path.is_symlink() or not path.is_dir():
+            continue
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            if _locked(descriptor):
+                shutil.rmtree(path, ignore_errors=True)
+                removed.append(path)
+        finally:
+            os.close(descriptor)
+    return tuple(removed)
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Swap two folders in one step; False where the system cannot."""
+    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if call is None:
+        return False
+    if call(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in _NOT_OFFERED:
+        return False
+    raise OSError(number, os.strerror(number))
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    yield from (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+
+
+def _settle(file: Path, mode: int) -> None:
+    descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.fchmod(descriptor, mode)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _present(target: Path) -> CannotWrite:
+    accepted = "a name that is free, an empty folder, or to overwrite what is there"
+    return CannotWrite(str(target), target, accepted, found="a folder that is not empty")
+
+
+def _failed(target: Path, error: OSError) -> CannotWrite:
+    accepted = "a place that can be written to"
+    return CannotWrite(str(target), target, accepted, found=f"an error: {error.strerror or error}")

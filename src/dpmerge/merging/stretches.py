@@ -1,0 +1,137 @@
+"""What is done to which bytes: neighbouring tensors that are treated alike, taken together.
+
+Guarantees: the stretches of a merge cover every byte of every tensor of the output once, in the output's order; within
+one the bytes of each input lie together, in the same order.
+Refuses: models of different names, shapes or dtypes, weights that are not positive.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from dpmerge.errors import InvalidInput
+from dpmerge.merging.arithmetic import FLOATS
+from dpmerge.merging.layout import Layout
+from dpmerge.merging.sources import Input, Source
+from dpmerge.merging.turnstile import Turnstile
+from dpmerge.portfolio.agreement import tensor_difference
+from dpmerge.portfolio.runs import SavedCheckpoint
+from dpmerge.portfolio.tensors import Slot
+
+Rule = Literal["copy", "equal", "average", "average_noised", "keep_or_average"]
+"""What becomes of a tensor.
+
+copy             the bytes of the only input
+equal            integers, booleans and what no run trained: the same in all inputs
+average          Σ w_i x_i
+average_noised   the same, and release noise
+keep_or_average  what no run trained, where that may differ: kept where it does not, averaged where it does
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where an input has a stretch, and where its bytes are hashed."""
+
+    source: Source
+    offset: int
+    turnstile: Turnstile | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stretch:
+    """Tensors one after the other."""
+
+    file: int
+    rule: Rule
+    dtype: str
+    slots: tuple[Slot, ...]  # of the output
+    places: tuple[Place, ...]
+
+    @property
+    def start(self) -> int:
+        return self.slots[0].start
+
+    @property
+    def length(self) -> int:
+        return self.slots[-1].end - self.slots[0].start
+
+    def tensor_at(self, offset: int) -> str:
+        """The name of the tensor that has the byte so far into the stretch."""
+        starts = [slot.start for slot in self.slots]
+        return self.slots[bisect.bisect_right(starts, self.start + offset) - 1].name
+
+
+def require_mergeable(parts: Sequence[tuple[SavedCheckpoint, float]], donor: SavedCheckpoint) -> None:
+    """All models have the donor's tensors."""
+    if not parts:
+        raise InvalidInput("parts", None, "at least one checkpoint", found="none")
+    for checkpoint, weight in parts:
+        if not 0 < weight <= 1:
+            raise InvalidInput(f"weight of {checkpoint.name}", weight, "a number above 0, at most 1")
+        if (difference := tensor_difference(donor, checkpoint)) is not None:
+            raise difference
+
+
+def rules_of(
+    donor: SavedCheckpoint, *, trained: Collection[str] | None, parts: int, noised: bool, frozen_may_differ: bool
+) -> Mapping[str, Rule]:
+    """What becomes of each tensor; where it is not known what was trained, every float tensor was."""
+    return {name: _rule(slot.dtype, trained is None or name in trained, parts, noised, frozen_may_differ)
+            for name, (_, slot) in donor.tensors.items()}  # fmt: skip
+
+
+def _rule(dtype: str, trained: bool, parts: int, noised: bool, frozen_may_differ: bool) -> Rule:
+    if dtype in FLOATS and trained and noised:
+        return "average_noised"
+    if parts == 1:
+        return "copy"
+    if dtype not in FLOATS:
+        return "equal"
+    if trained:
+        return "average"
+    return "keep_or_average" if frozen_may_differ else "equal"
+
+
+def stretches_of(layout: Layout, inputs: Sequence[Input], rules: Mapping[str, Rule]) -> Iterator[Stretch]:
+    """The work, in the order of the output's bytes."""
+    for number, file in enumerate(layout.files):
+        run: list[Slot] = []
+        at: tuple[Place, ...] = ()
+        for slot in file.slots:
+            if slot.end == slot.start:
+                continue
+            places = tuple(_place(each, slot.name) for each in inputs)
+            if run and not _continues(run, at, slot, places, rules):
+                yield _stretch(number, run, at, rules)
+                run = []
+            at = at if run else places
+            run.append(slot)
+        if run:
+            yield _stretch(number, run, at, rules)
+
+
+def _stretch(file: int, run: list[Slot], places: tuple[Place, ...], rules: Mapping[str, Rule]) -> Stretch:
+    rule, dtype = rules[run[0].name], run[0].dtype
+    return Stretch(file=file, rule=rule, dtype=dtype, slots=tuple(run), places=places)
+
+
+def _place(each: Input, name: str) -> Place:
+    path, slot = each.checkpoint.tensors[name]
+    return Place(source=each.sources[path], offset=slot.start, turnstile=each.turnstile(name))
+
+
+def _continues(
+    run: list[Slot], at: tuple[Place, ...], slot: Slot, places: tuple[Place, ...], rules: Mapping[str, Rule]
+) -> bool:
+    """Whether a tensor can be taken together with those before it."""
+    if slot.dtype != run[0].dtype or rules[slot.name] != rules[run[0].name]:
+        return False
+    so_far = run[-1].end - run[0].start
+    return all(
+        new.source is old.source and new.turnstile is old.turnstile and new.offset == old.offset + so_far
+        for new, old in zip(places, at, strict=True)
+    )

@@ -1,0 +1,23 @@
+"""The default ceiling of a cap: how far each run may ever be looked at, picked by noise levels alone.
+
+Guarantees: its joint release fits the cap, and no model was looked at to pick it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dpmerge.planning.look_set import look_set
+from dpmerge.planning.rungs import rungs
+from dpmerge.planning.target import Guarantee
+from dpmerge.portfolio.portfolio import Portfolio
+
+
+def ceiling_steps(
+    portfolio: Portfolio, epsilon: float, delta: float, names: Sequence[str] | None = None
+) -> dict[str, int]:
+    """Run → step, ancestors included; the checkpoints named, or the runs whose average carries the least noise."""
+    target = Guarantee(epsilon=epsilon, delta=delta)
+    target.require_target()
+    chosen = look_set(rungs(portfolio, delta), target, names, "pld")
+    return {run.label: step for run, step in chosen.exposure.steps.items()}

@@ -1,0 +1,178 @@
+"""Making what has been charged: the same draw, whoever finishes it and however often that is tried.
+
+Guarantees: one process at a time makes a release; an output that was published is handed out again, byte for byte, and
+release noise is drawn anew only while nothing was published. The ledger is told what left when it has left.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from dpmerge.certificate.card import CARD_NAME, model_card
+from dpmerge.certificate.envelope import CERTIFICATE_NAME, Certificate, certificate_bytes, read_certificate
+from dpmerge.certificate.keys import read_private
+from dpmerge.certificate.verification import wrong_files
+from dpmerge.documents import is_file, read_bytes
+from dpmerge.errors import CannotWrite, InvalidInput
+from dpmerge.ledger.ledger import Ledger
+from dpmerge.ledger.request import Charged
+from dpmerge.merging.recipe_files import build
+from dpmerge.merging.staging import StagedFolder
+from dpmerge.planning.terms import CandidateTerms
+from dpmerge.portfolio.portfolio import Portfolio
+from dpmerge.releasing.order import Order
+
+Progress = Callable[[int, int], object]
+
+
+def finish(
+    ledger: Ledger,
+    charged: Charged,
+    portfolio: Portfolio,
+    *,
+    out: Path,
+    jobs: int = 2,
+    progress: Progress | None = None,
+) -> Certificate:
+    """Make the release, or find it made; `out` is where it is wanted."""
+    order = Order.read(charged.details)
+    if charged.status == "abandoned":
+        accepted = "a key of a release that was not abandoned"
+        raise InvalidInput("request-key", charged.key, accepted, found=f"release {charged.release_id}, abandoned")
+    if charged.status == "completed":
+        return _handed_out(charged, portfolio, order, out, jobs, progress)
+    if Path(order.out) != out:
+        accepted = f"{order.out}, where this release is being made; once it is there it can be handed out elsewhere"
+        raise InvalidInput("output", str(out), accepted)
+    with _only_one(out, charged.release_id):
+        made = published(out, charged.release_id)
+        if made is None:
+            made = _make(charged, portfolio, order, out, jobs, progress, overwrite=order.overwrite)
+        ledger.complete(
+            charged.release_id, files=made.files, certificate=_digest(out / CERTIFICATE_NAME), where=str(out)
+        )
+    return made
+
+
+def published(out: Path, release_id: str) -> Certificate | None:
+    """The certificate of this release in a folder, if all its files are there as certified."""
+    file = out / CERTIFICATE_NAME
+    if not is_file(file):
+        return None
+    try:
+        certificate = read_certificate(read_bytes(file))
+    except InvalidInput:
+        return None
+    if certificate.content.get("release") != release_id or wrong_files(out, certificate):
+        return None
+    return certificate
+
+
+def _make(
+    charged: Charged,
+    portfolio: Portfolio,
+    order: Order,
+    out: Path,
+    jobs: int,
+    progress: Progress | None,
+    *,
+    overwrite: bool,
+    again: Mapping[str, str] | None = None,
+) -> Certificate:
+    recipe = drawn(charged).recipe
+    with StagedFolder(out, overwrite=overwrite) as staged:
+        built = build(
+            portfolio,
+            recipe,
+            staged.path,
+            donor=order.donor,
+            jobs=jobs,
+            progress=progress,
+            adapters=order.adapters,
+        )
+        files = {file.name: file.sha256 for file in built.files}
+        if again is not None and files != dict(again):
+            raise CannotWrite("output", str(out), "the bytes that were released before", found="other bytes")
+        certificate = _certify(charged, portfolio, order, staged.path, files)
+        staged.publish()
+    return certificate
+
+
+def drawn(charged: Charged) -> CandidateTerms:
+    """The candidate that this release is."""
+    if charged.index is None:
+        accepted = "a release that was drawn in this ledger"
+        raise InvalidInput("release", charged.release_id, accepted, found="one that was adopted from its certificate")
+    return charged.terms.candidates[charged.index]
+
+
+def _certify(
+    charged: Charged, portfolio: Portfolio, order: Order, folder: Path, files: Mapping[str, str]
+) -> Certificate:
+    signer = None if order.key is None else read_private(Path(order.key))
+    content = certificate_bytes(order.declared(charged, portfolio), files, signer)
+    certificate = read_certificate(content)
+    try:
+        (folder / CERTIFICATE_NAME).write_bytes(content)
+        (folder / CARD_NAME).write_text(model_card(certificate.content, certificate.files), encoding="utf-8")
+    except OSError as error:
+        found = f"an error: {error.strerror}"
+        raise CannotWrite("output", str(folder), "room for the certificate", found=found) from None
+    return certificate
+
+
+def _handed_out(
+    charged: Charged, portfolio: Portfolio, order: Order, out: Path, jobs: int, progress: Progress | None
+) -> Certificate:
+    """What was published, again: where it is, copied, or (without release noise) made once more."""
+    assert charged.output is not None, "a completed release has an output"
+    recorded = charged.output
+    for place in dict.fromkeys((out, Path(recorded.where))):
+        found = published(place, charged.release_id)
+        if found is not None and _digest(place / CERTIFICATE_NAME) == recorded.certificate:
+            if place != out:
+                _copied(place, out, found)
+            return found
+    if drawn(charged).release_noise > 0:
+        accepted = f"{recorded.where} as it was: its noise was never written down; other noise is another release"
+        raise CannotWrite("output", str(out), accepted, found="nothing left to hand out")
+    return _make(charged, portfolio, order, out, jobs, progress, overwrite=False, again=recorded.files)
+
+
+def _copied(place: Path, out: Path, certificate: Certificate) -> None:
+    with StagedFolder(out, overwrite=False) as staged:
+        for name in (*certificate.files, CERTIFICATE_NAME, CARD_NAME):
+            (staged.path / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(place / name, staged.path / name)
+        staged.publish()
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(read_bytes(file)).hexdigest()
+
+
+@contextmanager
+def _only_one(out: Path, release_id: str) -> Iterator[None]:
+    """Let one process make a release: two would draw its noise twice."""
+    lock = out.with_name(f".{out.name}.{release_id[:12]}.lock")
+    try:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        found = f"an error: {error.strerror}"
+        raise CannotWrite("output", str(out), "a folder that can be written to", found=found) from None
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            accepted = "a release that no other process is making at this moment"
+            raise CannotWrite("output", str(out), accepted, found=f"release {release_id}, being made") from None
+        yield
+        lock.unlink(missing_ok=True)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,111 @@
+"""An order: all that is needed to make a release that has been charged, now or after a crash.
+
+Guarantees: written down with the charge, so that whoever finishes makes the same release: the same draw, the same
+terms, the same certificate. No noise and no weights are in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from dpmerge import __version__
+from dpmerge.certificate.commitments import commitment, release_salt, salt_of
+from dpmerge.certificate.predicate import (
+    Declared,
+    Input,
+    LedgerEntry,
+    PortfolioFacts,
+    Target,
+    input_names,
+)
+from dpmerge.documents import validated
+from dpmerge.ledger.request import Charged
+from dpmerge.planning.planned import Planned
+from dpmerge.planning.terms import Stated
+from dpmerge.portfolio.facts import Text
+from dpmerge.portfolio.listing import Allowance
+from dpmerge.portfolio.portfolio import Portfolio
+from dpmerge.portfolio.statement import RunId
+
+Adapters = Literal["as_trained", "concatenated"]
+
+
+class Order(Stated):
+    """How a release is to be made."""
+
+    portfolio: Text = Field(description="the portfolio's folder or listing")
+    allow: list[Allowance] = Field(description="a list of differences that may be averaged over")
+    out: Text = Field(description="the folder to be made")
+    target: Target = Field(description="an object with epsilon and delta")
+    facts: PortfolioFacts = Field(description="an object")
+    donor: RunId | None = Field(default=None, description="the run whose configuration files are copied")
+    adapters: Adapters = Field(description='"as_trained" or "concatenated"')
+    reveal_draw: bool = Field(description="true or false")
+    key: Text | None = Field(default=None, description="the file of the private key to sign with")
+    overwrite: bool = Field(description="true or false")
+    tools: dict[Text, Text] = Field(description="an object of names and versions")
+
+    @classmethod
+    def of(
+        cls,
+        planned: Planned,
+        *,
+        out: Path,
+        donor: str | None,
+        adapters: Adapters,
+        reveal_draw: bool,
+        key: Path | None,
+        overwrite: bool,
+    ) -> Order:
+        portfolio = planned.portfolio
+        return cls(
+            portfolio=str((portfolio.listing or portfolio.path).absolute()),
+            allow=sorted(portfolio.allowed),  # type: ignore[arg-type]
+            out=str(out),
+            target=Target(epsilon=planned.target.epsilon, delta=planned.target.delta),
+            facts=PortfolioFacts.of(portfolio, planned.terms),
+            donor=donor,
+            adapters=adapters,
+            reveal_draw=reveal_draw,
+            key=None if key is None else str(key.absolute()),
+            overwrite=overwrite,
+            tools={"dpmerge": __version__},
+        )
+
+    @classmethod
+    def read(cls, details: Mapping[str, Any]) -> Order:
+        """As it was written down with the charge."""
+        return validated(cls, dict(details), "order")
+
+    def document(self) -> dict[str, Any]:
+        return self.model_dump(by_alias=True, exclude_none=True)
+
+    def load_portfolio(self) -> Portfolio:
+        """The portfolio it was charged for; weights are read, and checked, when they are merged."""
+        return Portfolio.load(self.portfolio, contents=False, allow=self.allow)
+
+    def declared(self, charged: Charged, portfolio: Portfolio) -> Declared:
+        """What the certificate of this order declares."""
+        salt = release_salt(salt_of(portfolio, create=True), charged.release_id)
+        drawn = len(charged.terms.candidates) > 1 and self.reveal_draw
+        return Declared(
+            release=charged.release_id,
+            charged_at=charged.entry.time,
+            target=self.target,
+            terms=charged.terms,
+            final=charged.final,
+            portfolio=self.facts,
+            adapters=self.adapters,
+            donor=self.donor,
+            drawn=charged.index if drawn else None,
+            inputs=[
+                Input(run=run, step=step, commitment=commitment(portfolio, run, step, salt))
+                for run, step in input_names(charged.terms)
+            ],
+            ledger=LedgerEntry(id=charged.entry.ledger, entry=charged.entry.seq, hash=charged.entry.hash),
+            tools=self.tools,
+        )

@@ -1,0 +1,76 @@
+"""After a crash, or a restored backup: what was charged is finished, what has left is counted again.
+
+Guarantees: a pending release is finished with the draw it was charged with, or abandoned and still charged; an output
+whose entry is missing is adopted only if its certificate verifies, and then counts as if every candidate had left,
+unless the draw is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from dpmerge.certificate.envelope import CERTIFICATE_NAME
+from dpmerge.certificate.verification import verify
+from dpmerge.documents import read_bytes
+from dpmerge.errors import DpmergeError, InvalidInput
+from dpmerge.ledger.entries import sha256
+from dpmerge.ledger.identity import identity_of, noise_mark
+from dpmerge.ledger.ledger import Ledger
+from dpmerge.ledger.witness import replace_witness
+from dpmerge.portfolio.portfolio import Portfolio
+from dpmerge.releasing.finishing import finish
+from dpmerge.releasing.order import Order
+from dpmerge.releasing.place import WITNESS_NAME
+
+Progress = Callable[[int, int], object]
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """What became of a pending release: `problem` says why it is still pending."""
+
+    release_id: str
+    out: str
+    problem: str | None
+
+
+def recover(ledger: Ledger, *, jobs: int = 2, progress: Progress | None = None) -> Iterator[Recovered]:
+    """Finish every pending release, one after the other; one that cannot be finished stays pending."""
+    for charged in ledger.pending():
+        order = Order.read(charged.details)
+        try:
+            finish(ledger, charged, order.load_portfolio(), out=Path(order.out), jobs=jobs, progress=progress)
+        except DpmergeError as error:
+            yield Recovered(charged.release_id, order.out, str(error))
+        else:
+            yield Recovered(charged.release_id, order.out, None)
+
+
+def adopt(ledger: Ledger, out: Path, portfolio: Portfolio) -> str:
+    """Enter an output whose entry was lost, as its certificate describes it; the id of the release."""
+    verification = verify(out, portfolio=portfolio)
+    declared = verification.declared
+    if not verification.verified or declared is None:
+        raise InvalidInput("adopt", str(out), "an output that verifies", found="; ".join(verification.problems[:3]))
+    manifests = {stated.run: portfolio.run(stated.run).manifest for stated in declared.terms.runs}
+    index = declared.drawn if len(declared.terms.candidates) > 1 else 0
+    ledger.adopt(
+        declared.release,
+        terms=declared.terms,
+        final=declared.final,
+        identities={name: identity_of(manifest) for name, manifest in manifests.items()},
+        marks={name: noise_mark(manifest) for name, manifest in manifests.items()},
+        index=index,
+        entry=(declared.ledger.entry, declared.ledger.hash),
+        files=dict(verification.files),
+        certificate=sha256(read_bytes(out / CERTIFICATE_NAME).decode()),
+        where=str(out.absolute()),
+    )
+    return declared.release
+
+
+def accept(ledger: Ledger, portfolio: Portfolio) -> None:
+    """Go on with the ledger as it is: whoever says so vouches that every output whose entry was lost is adopted."""
+    replace_witness(ledger, portfolio.path / WITNESS_NAME)

@@ -1,0 +1,146 @@
+"""The one door out: a plan is charged and drawn, then merged, certified and recorded.
+
+Guarantees: nothing of an output exists before its charge is durable; an output appears whole, with its certificate, or
+not at all; the same request key gives the same draw and the same bytes. Noise that was published is never drawn again.
+Refuses: whatever the ledger refuses (caps, locked runs), targets that are there already, plans that no longer hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from dpmerge.certificate.keys import read_private
+from dpmerge.errors import DpmergeError, InvalidInput
+from dpmerge.ledger.identity import identity_of, noise_mark
+from dpmerge.ledger.ledger import Ledger
+from dpmerge.ledger.request import ChargeRequest
+from dpmerge.merging.draw import draw
+from dpmerge.merging.recipe_files import donor_of
+from dpmerge.merging.staging import require_writable
+from dpmerge.planning.plan import Plan
+from dpmerge.planning.planned import Planned
+from dpmerge.planning.target import Guarantee
+from dpmerge.releasing.finishing import finish
+from dpmerge.releasing.order import Adapters, Order
+from dpmerge.releasing.place import default_ledger, require_whole_ledger, witness
+
+_SHOWN = (
+    "guarantee", "target", "theorem", "proved", "final", "choice", "tuning", "outcomes", "ledger", "caveats",
+)  # fmt: skip
+
+Progress = Callable[[int, int], object]
+
+
+@dataclass(frozen=True, eq=False)
+class Release:
+    """A release that was made: where it is, what its certificate says, and whether it was there already."""
+
+    path: Path
+    release_id: str
+    content: Mapping[str, Any]  # of the certificate
+    files: Mapping[str, str]
+    signed: bool
+    already: bool
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """As certified."""
+        return Guarantee(epsilon=float(self.content["guarantee"]["epsilon"]), delta=self.content["guarantee"]["delta"])
+
+    def document(self) -> dict[str, Any]:
+        content = self.content
+        return {
+            "path": str(self.path),
+            "release": self.release_id,
+            "already": self.already,
+            "signed": self.signed,
+            "files": dict(self.files),
+            **{
+                name: content[name]
+                for name in ("guarantee", "target", "theorem", "proved", "final", "choice", "tuning")
+            },
+            "outcomes": content["outcomes"],
+            "drawn": content.get("drawn"),
+            "ledger": content["ledger"],
+            "caveats": content["caveats"],
+        }
+
+
+def release(
+    plan: Plan | Planned,
+    *,
+    out: str | Path,
+    ledger: str | Path | None = None,
+    final: bool = False,
+    key: str | Path | None = None,
+    request_key: str | None = None,
+    overwrite: bool = False,
+    reveal_draw: bool = False,
+    donor: str | None = None,
+    adapters: Adapters = "as_trained",
+    jobs: int = 2,
+    progress: Progress | None = None,
+) -> Release:
+    """Make what a plan says, in the folder `out`, with its certificate and model card.
+
+    `ledger` is a file or a database's URL, by default a file beside the portfolio. `final` declares that nothing else
+    of these runs will be released: they are locked, and theorems sharper than joint release apply. `key` is the private
+    key to sign with. The same `request_key` returns the same release. `reveal_draw` says in the certificate which
+    candidate was drawn. `donor` names the run whose configuration files are copied.
+    """
+    planned = plan if isinstance(plan, Planned) else Planned.of(_is_plan(plan))
+    planned = planned if final else planned.lasting()
+    portfolio, target = planned.portfolio, Path(out).absolute()
+    if adapters not in get_args(Adapters):
+        raise InvalidInput("adapters", adapters, ", ".join(get_args(Adapters)))
+    key = None if key is None else Path(key)
+    if key is not None:
+        read_private(key)  # a key that cannot sign is noticed before anything is charged
+    order = Order.of(
+        planned, out=target, donor=donor, adapters=adapters, reveal_draw=reveal_draw, key=key, overwrite=overwrite
+    )
+    with Ledger.open(default_ledger(portfolio) if ledger is None else ledger) as book:
+        require_whole_ledger(book, portfolio, target)
+        request = _request(planned, final, request_key, order)
+        known = book.by_key(request.book, request_key) if request_key is not None else None
+        if known is None:
+            require_makeable(planned, order)
+        charged = book.charge(request, draw)
+        witness(book, portfolio)
+        try:
+            made = finish(book, charged, portfolio, out=target, jobs=jobs, progress=progress)
+        except DpmergeError as error:
+            if charged.status == "pending":
+                error.add_note(f"release {charged.release_id} is charged; `dpmerge ledger recover` finishes it")
+            raise
+        witness(book, portfolio)
+    return Release(Path(out), charged.release_id, made.content, made.files, made.is_signed, charged.already)
+
+
+def _is_plan(plan: object) -> Plan:
+    if not isinstance(plan, Plan):
+        raise InvalidInput("plan", plan, "a Plan, as dpm.plan returns it", found=type(plan).__name__)
+    return plan
+
+
+def _request(planned: Planned, final: bool, request_key: str | None, order: Order) -> ChargeRequest:
+    manifests = {stated.run: planned.portfolio.run(stated.run).manifest for stated in planned.terms.runs}
+    return ChargeRequest(
+        terms=planned.terms,
+        identities={name: identity_of(manifest) for name, manifest in manifests.items()},
+        marks={name: noise_mark(manifest) for name, manifest in manifests.items()},
+        final=final,
+        key=request_key,
+        details=order.document(),
+    )
+
+
+def require_makeable(planned: Planned, order: Order) -> None:
+    """Refuse before charging what could not be written afterwards."""
+    portfolio = planned.portfolio
+    require_writable(Path(order.out), overwrite=order.overwrite, inputs=[run.folder for run in portfolio.runs])
+    for each in planned.terms.candidates:
+        donor_of([(portfolio.saved(f"{part.run}@{part.step}"), part.weight) for part in each.parts], order.donor)

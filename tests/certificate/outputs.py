@@ -1,0 +1,87 @@
+"""Certified outputs made without the engine: a few bytes for a model, and the certificate of a real plan."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpmerge.certificate.card import CARD_NAME, model_card
+from dpmerge.certificate.commitments import commitment, release_salt, salt_of
+from dpmerge.certificate.envelope import CERTIFICATE_NAME, certificate_bytes, read_certificate
+from dpmerge.certificate.keys import read_private
+from dpmerge.certificate.predicate import Declared, Input, LedgerEntry, PortfolioFacts, Target, input_names
+from dpmerge.planning.planned import Planned
+from dpmerge.planning.terms import Terms
+from dpmerge.portfolio.portfolio import Portfolio
+
+RELEASE = "0123456789abcdef0123456789abcdef"
+
+
+@dataclass(frozen=True)
+class Output:
+    """A folder with a certified model in it, and what was declared about it."""
+
+    path: Path
+    declared: Declared
+    portfolio: Portfolio
+
+    @property
+    def statement(self) -> dict[str, Any]:
+        envelope = json.loads((self.path / CERTIFICATE_NAME).read_text())
+        return dict(json.loads(base64.b64decode(envelope["payload"])))
+
+    def tampered(self, change: Callable[[dict[str, Any]], object]) -> Path:
+        """The same output with a statement that was changed, its signature left as it was, its card made to fit."""
+        statement = self.statement
+        change(statement)
+        envelope = json.loads((self.path / CERTIFICATE_NAME).read_text())
+        envelope["payload"] = base64.b64encode(json.dumps(statement).encode()).decode()
+        (self.path / CERTIFICATE_NAME).write_text(json.dumps(envelope))
+        return self.path
+
+
+def declaration(portfolio: Portfolio, terms: Terms, target: Target, **overrides: Any) -> Declared:
+    salt = release_salt(salt_of(portfolio, create=True), RELEASE)
+    given: dict[str, Any] = {
+        "release": RELEASE,
+        "charged_at": "2026-11-16T12:00:00Z",
+        "target": target,
+        "terms": terms,
+        "final": terms.is_final,
+        "portfolio": PortfolioFacts.of(portfolio, terms),
+        "inputs": [
+            Input(run=run, step=step, commitment=commitment(portfolio, run, step, salt))
+            for run, step in input_names(terms)
+        ],
+        "ledger": LedgerEntry(id="f" * 32, entry=3, hash="e" * 64),
+        "tools": {"dpmerge": "0.1.0"},
+    }
+    return Declared(**(given | overrides))
+
+
+def certified(
+    folder: Path,
+    planned: Planned,
+    *,
+    key: Path | None = None,
+    files: Mapping[str, bytes] | None = None,
+    **overrides: Any,
+) -> Output:
+    """Write a model of a few bytes with its certificate and card."""
+    folder.mkdir(parents=True)
+    contents = files or {"config.json": b"{}", "model.safetensors": b"weights"}
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
+    target = Target(epsilon=planned.target.epsilon, delta=planned.target.delta)
+    declared = declaration(planned.portfolio, planned.terms, target, **overrides)
+    digests = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+    text = certificate_bytes(declared, digests, None if key is None else read_private(key))
+    (folder / CERTIFICATE_NAME).write_bytes(text)
+    certificate = read_certificate(text)
+    (folder / CARD_NAME).write_text(model_card(certificate.content, certificate.files))
+    return Output(folder, declared, planned.portfolio)

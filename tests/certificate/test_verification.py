@@ -1,0 +1,465 @@
+"""Verification: what holds is verified, and a change anywhere is found, by the name of what it breaks."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from certificate.outputs import Output, certified
+from dpmerge.certificate import keys
+from dpmerge.certificate.card import CARD_NAME
+from dpmerge.certificate.commitments import SALT_NAME
+from dpmerge.certificate.envelope import CERTIFICATE_NAME
+from dpmerge.certificate.figures import down, up
+from dpmerge.certificate.predicate import derived
+from dpmerge.certificate.verification import Verification, verify
+from dpmerge.errors import InvalidInput
+from dpmerge.planning.planned import Planned, stated_weights
+from dpmerge.planning.planner import plan
+from dpmerge.planning.target import Guarantee
+from dpmerge.portfolio.portfolio import Portfolio
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+KINDS = ("selection", "average", "final")
+
+
+@pytest.fixture(scope="module")
+def portfolios(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Portfolio]:
+    home = tmp_path_factory.mktemp("portfolios")
+    for name in ("mnist", "probe"):
+        shutil.copytree(EXAMPLES / name, home / name)
+    return {name: Portfolio.load(home / name) for name in ("mnist", "probe")}
+
+
+@pytest.fixture(scope="module")
+def plans(portfolios: dict[str, Portfolio]) -> dict[str, Planned]:
+    mnist, probe = portfolios["mnist"], portfolios["probe"]
+    return {
+        "selection": Planned.of(plan(mnist, Guarantee(epsilon=0.12, delta=1e-5))),
+        "average": Planned.of(plan(mnist, Guarantee(epsilon=0.8, delta=1e-5))),
+        "final": Planned.of(plan(probe, Guarantee(epsilon=0.3, delta=1e-5))),
+    }
+
+
+@pytest.fixture(scope="module")
+def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("keys") / "signing.pem"
+    keys.generate(path)
+    return path
+
+
+def public(key: Path) -> Path:
+    return key.with_name(key.name + ".pub")
+
+
+@pytest.fixture(params=KINDS)
+def output(request: pytest.FixtureRequest, tmp_path: Path, plans: dict[str, Planned]) -> Output:
+    return certified(tmp_path / "out", plans[request.param])
+
+
+@pytest.fixture
+def average(tmp_path: Path, plans: dict[str, Planned]) -> Output:
+    return certified(tmp_path / "out", plans["average"])
+
+
+@pytest.fixture
+def selection(tmp_path: Path, plans: dict[str, Planned]) -> Output:
+    return certified(tmp_path / "out", plans["selection"])
+
+
+def failing(result: Verification) -> set[str]:
+    return {check.name for check in result.checks if check.passed is False}
+
+
+class TestWhatHolds:
+    def test_an_output_verifies_by_itself(self, output: Output) -> None:
+        result = verify(output.path)
+        assert result.verified, result.problems
+        assert {c.name: c.passed for c in result.checks}["signature"] is None
+
+    def test_and_with_its_portfolio(self, output: Output) -> None:
+        result = verify(output.path, portfolio=output.portfolio)
+        assert result.verified, result.problems
+        assert {"manifests", "commitments"} <= {c.name for c in result.checks if c.passed}
+
+    def test_a_signature_is_checked_with_its_key(self, tmp_path: Path, plans: dict[str, Planned], key: Path) -> None:
+        signed = certified(tmp_path / "out", plans["average"], key=key)
+        assert {c.name: c.passed for c in verify(signed.path, key=public(key)).checks}["signature"] is True
+
+    def test_a_signature_without_a_key_is_reported_as_unchecked(
+        self, tmp_path: Path, plans: dict[str, Planned], key: Path
+    ) -> None:
+        result = verify(certified(tmp_path / "out", plans["average"], key=key).path)
+        assert result.verified
+        assert [c.found for c in result.checks if c.name == "signature"] == [
+            ("signed, but no key was given to check it with",)
+        ]
+
+    def test_the_same_release_gives_the_same_bytes(self, tmp_path: Path, plans: dict[str, Planned], key: Path) -> None:
+        one, other = (certified(tmp_path / name, plans["selection"], key=key).path for name in ("one", "other"))
+        for name in (CERTIFICATE_NAME, CARD_NAME):
+            assert (one / name).read_bytes() == (other / name).read_bytes()
+
+    def test_the_stated_epsilon_is_the_plans_rounded_up(self, output: Output) -> None:
+        exact = output.declared.terms.epsilon(1e-5)
+        stated = output.statement["predicate"]["guarantee"]["epsilon"]
+        assert exact <= stated < exact * (1 + 1e-5)
+        assert stated <= output.declared.target.epsilon
+
+    def test_another_machine_that_computes_a_little_less_or_more_agrees(self, output: Output) -> None:
+        for shade in (1 - 3e-12, 1 + 3e-12):
+            other = {**output.statement["predicate"], **derived(output.declared, shade)}
+            output.tampered(lambda s, other=other: s.update(predicate=other))
+            assert failing(verify(output.path)) <= {"model card"}
+
+
+class TestFigures:
+    @pytest.mark.parametrize(
+        ("value", "above", "below"),
+        [(0.2, 0.2, 0.2), (0.12345678, 0.123457, 0.123456), (1.0000001, 1.00001, 1.0), (0.0, 0.0, 0.0)],
+    )
+    def test_are_rounded_to_six_digits(self, value: float, above: float, below: float) -> None:
+        assert (up(value), down(value)) == (above, below)
+
+    def test_infinity_is_a_word(self) -> None:
+        assert up(float("inf")) == "inf"
+
+
+DERIVED = {
+    "an ε lowered by one in its sixth digit": ("guarantee", "epsilon", lambda v: round(v - 10 ** _place(v), 12)),
+    "an ε raised by one in its sixth digit": ("guarantee", "epsilon", lambda v: round(v + 10 ** _place(v), 12)),
+    "an ε that is text": ("guarantee", "epsilon", str),
+    "another δ": ("guarantee", "delta", lambda v: v * 10),
+    "another theorem": ("theorem", None, lambda _: "last_step"),
+    "a premise that holds no more": ("premises", 0, lambda p: {**p, "holds": not p["holds"]}),
+    "another voucher": ("premises", 0, lambda p: {**p, "vouchedBy": "the regulator"}),
+    "a premise less": ("premises", None, lambda v: v[1:]),
+    "a caveat less": ("caveats", None, lambda v: v[1:]),
+    "a caveat that says something else": ("caveats", 0, lambda c: {**c, "text": "none"}),
+    "a choice that is called paid for": ("choice", "paidFor", lambda v: not v),
+    "tuning that is called covered": ("tuning", "covered", lambda v: not v),
+    "a proof that is none": ("proved", None, lambda v: not v),
+    "a smaller δ at an ε": ("profile", "deltaAtEpsilon", lambda v: [{**v[0], "delta": v[0]["delta"] / 2}, *v[1:]]),
+    "a smaller ε at a δ": ("profile", "epsilonAtDelta", lambda v: [{**v[0], "epsilon": v[0]["epsilon"] / 2}, *v[1:]]),
+    "a candidate of less cost": ("outcomes", 0, lambda o: {**o, "epsilon": o["epsilon"] / 2}),
+    "another recipe in words": ("outcomes", 0, lambda o: {**o, "recipe": "nothing"}),
+    "an exposure of fewer steps": ("exposure", 0, lambda e: {**e, "step": e["step"] - 1}),
+    "another setting": ("setting", "unit", lambda _: "user"),
+    "a base model": ("baseModels", None, lambda _: ["somebody/something"]),
+}
+
+
+def _place(value: float) -> int:
+    return int(f"{value:e}".split("e")[1]) - 5
+
+
+@pytest.mark.parametrize("what", DERIVED)
+def test_what_follows_from_the_terms_cannot_be_changed(output: Output, what: str) -> None:
+    field, inner, change = DERIVED[what]
+
+    def tamper(statement: dict[str, Any]) -> None:
+        content = statement["predicate"]
+        if inner is None:
+            content[field] = change(content[field])
+        else:
+            content[field][inner] = change(content[field][inner])
+
+    result = verify(output.tampered(tamper))
+    assert "guarantee" in failing(result), what
+    assert not result.verified
+
+
+def test_a_field_that_nobody_knows_is_found(average: Output) -> None:
+    result = verify(average.tampered(lambda s: s["predicate"].update(approvedBy="everybody")))
+    assert [p for p in result.problems if "approvedBy" in p]
+
+
+def test_a_field_that_is_missing_is_found(average: Output) -> None:
+    for name in ("guarantee", "caveats", "setting"):
+        path = average.tampered(lambda s, name=name: s["predicate"].pop(name))
+        assert f"guarantee: {name} is missing" in verify(path).problems
+
+
+def test_every_reason_is_listed(average: Output) -> None:
+    (average.path / "model.safetensors").write_bytes(b"other")
+
+    def tamper(statement: dict[str, Any]) -> None:
+        statement["predicate"]["guarantee"]["epsilon"] = 0.1
+        statement["predicate"]["proved"] = False
+
+    problems = " ".join(verify(average.tampered(tamper)).problems)
+    assert all(word in problems for word in ("model.safetensors", "guarantee.epsilon", "proved"))
+
+
+TERMS = {
+    "more noise than was used": lambda t: t["runs"][0]["mechanism"]["blocks"][0].update(noise_multiplier=1e3),
+    "fewer steps than were taken": lambda t: [
+        t["runs"][0]["mechanism"]["blocks"][0].update(steps=1, learning_rate=[0.1]),
+    ],
+    "another weight": lambda t: t["candidates"][0]["parts"][0].update(weight=0.5),
+    "an earlier step": lambda t: t["candidates"][0]["parts"][0].update(step=1),
+    "less seen": lambda t: t["candidates"][0]["seen"][0].update(step=1),
+    "another theorem for a candidate": lambda t: t["candidates"][0].update(theorem="merged_trajectory"),
+    "another adjacency": lambda t: t.update(adjacency="add_remove"),
+    "another accounting": lambda t: t.update(accounting="rdp"),
+    "a choice of another kind": lambda t: t["choice"].update(kind="uncharged"),
+    "noise of another source": lambda t: t["runs"][0]["noise"].update(source="os_entropy"),
+    "a start that is unknown": lambda t: t["runs"][0]["ancestry"].update(start="unknown"),
+    "tuning that is unknown": lambda t: t["runs"][0].update(tuning="unknown"),
+    "a run under another name": lambda t: t["runs"][0].update(run="other"),
+}
+
+
+@pytest.mark.parametrize("what", TERMS)
+def test_terms_that_were_changed_no_longer_give_the_figures(selection: Output, what: str) -> None:
+    result = verify(selection.tampered(lambda s: TERMS[what](s["predicate"]["terms"])))
+    assert failing(result) & {"guarantee", "schema"}, what
+
+
+def test_probabilities_that_were_changed_no_longer_give_the_figures(selection: Output) -> None:
+    def swap(statement: dict[str, Any]) -> None:
+        statement["predicate"]["terms"]["probabilities"].reverse()
+
+    assert "guarantee" in failing(verify(selection.tampered(swap)))
+
+
+def test_probabilities_that_no_draw_has_are_refused(selection: Output) -> None:
+    def round_them(statement: dict[str, Any]) -> None:
+        statement["predicate"]["terms"]["probabilities"] = [0.1, 0.9]
+
+    assert "schema" in failing(verify(selection.tampered(round_them)))
+
+
+DECLARED = {
+    "the dataset": lambda p: p["terms"].update(dataset="other"),
+    "the unit": lambda p: p["terms"].update(unit="user"),
+    "completeness": lambda p: p["portfolio"].update(complete=False),
+    "a commitment": lambda p: p["inputs"][0].update(commitment="0" * 64),
+    "the release's id": lambda p: p.update(release="0" * 32),
+}
+
+
+@pytest.mark.parametrize("what", DECLARED)
+def test_what_is_declared_is_compared_with_the_portfolio(average: Output, what: str) -> None:
+    path = average.tampered(lambda s: DECLARED[what](s["predicate"]))
+    assert failing(verify(path, portfolio=average.portfolio)) & {"manifests", "commitments"}, what
+
+
+WHATEVER = {
+    "the time": lambda s: s["predicate"].update(chargedAt="2020-01-01T00:00:00Z"),
+    "the ledger's entry": lambda s: s["predicate"]["ledger"].update(entry=4),
+    "a tool's version": lambda s: s["predicate"]["tools"].update(dpmerge="9"),
+    "the target": lambda s: s["predicate"]["target"].update(epsilon=9.0),
+    "a file's digest": lambda s: s["subject"][0]["digest"].update(sha256="0" * 64),
+    "a file's name": lambda s: s["subject"][0].update(name="other"),
+}
+
+
+@pytest.mark.parametrize("what", [*WHATEVER, *DECLARED, *TERMS])
+def test_a_signature_covers_everything(tmp_path: Path, plans: dict[str, Planned], key: Path, what: str) -> None:
+    signed = certified(tmp_path / "out", plans["selection"], key=key)
+    changes = WHATEVER | {name: (lambda s, c=c: c(s["predicate"])) for name, c in DECLARED.items()}
+    changes |= {name: (lambda s, c=c: c(s["predicate"]["terms"])) for name, c in TERMS.items()}
+    assert "signature" in failing(verify(signed.tampered(changes[what]), key=public(key)))
+
+
+class TestSignatures:
+    def test_a_changed_signature(self, tmp_path: Path, plans: dict[str, Planned], key: Path) -> None:
+        out = certified(tmp_path / "out", plans["average"], key=key).path
+        envelope = json.loads((out / CERTIFICATE_NAME).read_text())
+        signature = bytearray(base64.b64decode(envelope["signatures"][0]["sig"]))
+        signature[7] ^= 1
+        envelope["signatures"][0]["sig"] = base64.b64encode(signature).decode()
+        (out / CERTIFICATE_NAME).write_text(json.dumps(envelope))
+        assert failing(verify(out, key=public(key))) == {"signature"}
+
+    def test_a_signature_that_is_not_base64(self, tmp_path: Path, plans: dict[str, Planned], key: Path) -> None:
+        out = certified(tmp_path / "out", plans["average"], key=key).path
+        envelope = json.loads((out / CERTIFICATE_NAME).read_text())
+        envelope["signatures"][0]["sig"] = "!"
+        (out / CERTIFICATE_NAME).write_text(json.dumps(envelope))
+        assert failing(verify(out, key=public(key))) == {"signature"}
+
+    def test_one_of_another_key(self, tmp_path: Path, plans: dict[str, Planned], key: Path) -> None:
+        other, _ = keys.generate(tmp_path / "other.pem")
+        assert failing(verify(certified(tmp_path / "out", plans["average"], key=key).path, key=other)) == {"signature"}
+
+    def test_one_that_was_taken_off(self, tmp_path: Path, plans: dict[str, Planned], key: Path) -> None:
+        out = certified(tmp_path / "out", plans["average"], key=key).path
+        envelope = json.loads((out / CERTIFICATE_NAME).read_text())
+        (out / CERTIFICATE_NAME).write_text(json.dumps({**envelope, "signatures": []}))
+        assert failing(verify(out, key=public(key))) == {"signature"}
+        assert verify(out).verified
+
+    def test_one_that_does_not_count_beside_one_that_does(
+        self, tmp_path: Path, plans: dict[str, Planned], key: Path
+    ) -> None:
+        out = certified(tmp_path / "out", plans["average"], key=key).path
+        envelope = json.loads((out / CERTIFICATE_NAME).read_text())
+        good = envelope["signatures"][0]
+        for order in ([good, {**good, "sig": "AAAA"}], [{**good, "sig": "AAAA"}, good]):
+            (out / CERTIFICATE_NAME).write_text(json.dumps({**envelope, "signatures": order}))
+            assert verify(out, key=public(key)).verified
+
+    def test_a_private_key_is_not_for_checking(self, key: Path, average: Output) -> None:
+        with pytest.raises(InvalidInput, match="got a private key; accepted: an ed25519 public key"):
+            verify(average.path, key=key)
+
+    def test_no_key_is_ever_overwritten(self, key: Path) -> None:
+        before = key.read_bytes()
+        with pytest.raises(InvalidInput, match="no key is ever overwritten"):
+            keys.generate(key)
+        assert key.read_bytes() == before
+
+    def test_a_private_key_is_for_its_owner(self, key: Path) -> None:
+        assert key.stat().st_mode & 0o777 == 0o600
+
+    def test_a_file_that_is_no_key(self, tmp_path: Path, average: Output) -> None:
+        (tmp_path / "none").write_text("none")
+        for read in (keys.read_private, keys.read_public):
+            with pytest.raises(InvalidInput, match="which is none; accepted: an ed25519"):
+                read(tmp_path / "none")
+
+
+class TestFiles:
+    def test_a_changed_byte_in_the_weights(self, average: Output) -> None:
+        (average.path / "model.safetensors").write_bytes(b"weightt")
+        assert verify(average.path).problems == ["files: model.safetensors is not the file that was certified"]
+
+    def test_a_changed_byte_in_a_small_file(self, average: Output) -> None:
+        (average.path / "config.json").write_bytes(b"[]")
+        assert failing(verify(average.path)) == {"files"}
+
+    def test_a_changed_byte_in_the_card(self, average: Output) -> None:
+        card = average.path / CARD_NAME
+        card.write_text(card.read_text().replace("ε = 0.7", "ε = 0.6"))
+        assert failing(verify(average.path)) == {"model card"}
+
+    def test_a_missing_card(self, average: Output) -> None:
+        (average.path / CARD_NAME).unlink()
+        assert failing(verify(average.path)) == {"model card"}
+
+    def test_a_missing_file(self, average: Output) -> None:
+        (average.path / "config.json").unlink()
+        assert "config.json cannot be read" in verify(average.path).problems[0]
+
+    @pytest.mark.parametrize("name", ["other.safetensors", "sub/pytorch_model.bin"])
+    def test_weights_that_nobody_certified(self, average: Output, name: str) -> None:
+        (average.path / name).parent.mkdir(exist_ok=True)
+        (average.path / name).write_bytes(b"more")
+        assert verify(average.path).problems == [f"files: {name} holds weights that the certificate does not cover"]
+
+    def test_other_files_are_named_and_do_no_harm(self, average: Output) -> None:
+        (average.path / ".gitattributes").write_text("x")
+        result = verify(average.path)
+        assert result.verified
+        assert any(".gitattributes" in reason for c in result.checks for reason in c.found)
+
+    @pytest.mark.parametrize("name", ["../config.json", "/etc/hostname", "a\\b"])
+    def test_names_that_lead_elsewhere(self, average: Output, name: str) -> None:
+        path = average.tampered(lambda s: s["subject"][0].update(name=name))
+        assert "leads out of the folder" in " ".join(verify(path).problems)
+
+    def test_a_link_out_of_the_folder(self, average: Output, tmp_path: Path) -> None:
+        (tmp_path / "elsewhere").write_bytes(b"{}")
+        (average.path / "config.json").unlink()
+        (average.path / "config.json").symlink_to(tmp_path / "elsewhere")
+        assert verify(average.path).problems == ["files: config.json is a link out of the folder"]
+
+
+class TestForm:
+    def test_no_certificate_cannot_be_verified(self, tmp_path: Path) -> None:
+        with pytest.raises(InvalidInput, match="got no certificate; accepted: a folder that holds"):
+            verify(tmp_path)
+
+    @pytest.mark.parametrize(
+        "text",
+        ["", "[]", "{", '{"payload": 3}', '{"payload": "e30=", "payloadType": "text/plain", "signatures": []}'],
+    )
+    def test_what_is_no_envelope(self, average: Output, text: str) -> None:
+        (average.path / CERTIFICATE_NAME).write_text(text)
+        assert failing(verify(average.path)) == {"form"}
+
+    def test_another_predicate(self, average: Output) -> None:
+        assert failing(verify(average.tampered(lambda s: s.update(predicateType="urn:other")))) == {"form"}
+
+    def test_another_statement_type(self, average: Output) -> None:
+        path = average.tampered(lambda s: s.update(_type="https://in-toto.io/Statement/v0.1"))
+        assert failing(verify(path)) == {"form"}
+
+    def test_a_file_named_twice(self, average: Output) -> None:
+        path = average.tampered(lambda s: s["subject"].append(s["subject"][0]))
+        assert failing(verify(path)) == {"form"}
+
+    def test_a_final_theorem_that_is_not_declared_final(self, tmp_path: Path, plans: dict[str, Planned]) -> None:
+        out = certified(tmp_path / "out", plans["final"])
+        assert failing(verify(out.tampered(lambda s: s["predicate"].update(final=False)))) == {"schema"}
+
+
+class TestPortfolio:
+    def test_without_its_salt_nothing_opens(self, average: Output, portfolios: dict[str, Portfolio]) -> None:
+        salt = average.portfolio.path / SALT_NAME
+        kept = salt.read_text()
+        try:
+            salt.unlink()
+            assert failing(verify(average.path, portfolio=average.portfolio)) == {"commitments"}
+            salt.write_text("0" * 64)
+            assert failing(verify(average.path, portfolio=average.portfolio)) == {"commitments"}
+        finally:
+            salt.write_text(kept)
+
+    def test_another_portfolio_is_not_it(self, average: Output, portfolios: dict[str, Portfolio]) -> None:
+        assert failing(verify(average.path, portfolio=portfolios["probe"])) == {"manifests", "commitments"}
+
+    def test_a_manifest_that_was_edited_is_noticed(self, average: Output, tmp_path: Path) -> None:
+        copy = tmp_path / "copy"
+        shutil.copytree(average.portfolio.path, copy)
+        run = average.declared.terms.runs[0].run
+        file = copy / run / "privacy.json"
+        document = json.loads(file.read_text())
+        document["mechanism"]["blocks"][0]["noise_multiplier"] *= 2
+        file.write_text(json.dumps(document))
+        assert f"manifests: the manifest of {run} says something else" in verify(average.path, portfolio=copy).problems
+
+    def test_no_digest_seed_or_score_of_an_unreleased_model_is_in_it(self, output: Output) -> None:
+        text = json.dumps(output.statement)
+        for run in output.portfolio.runs:
+            private = [run.manifest.noise.stream, run.manifest.initial_weights]
+            private += [d for c in run.checkpoints for d in (*c.file_digests, c.weights)]
+            private += [value for c in run.checkpoints for value in (c.digests or {}).values()]
+            assert not [p for p in private if p and p in text]
+            assert f'"seed": {run.manifest.noise.seed}' not in text
+        assert "accuracy" not in text
+
+
+def test_two_releases_commit_differently(portfolios: dict[str, Portfolio], tmp_path: Path) -> None:
+    from dpmerge.certificate.commitments import commitment, release_salt, salt_of
+
+    portfolio = portfolios["mnist"]
+    salts = [release_salt(salt_of(portfolio, create=True), name) for name in ("a" * 32, "b" * 32)]
+    one, other = (commitment(portfolio, "c2-s32", 20, salt) for salt in salts)
+    assert one != other
+
+
+def test_weights_that_were_stated_say_who_vouches(portfolios: dict[str, Portfolio], tmp_path: Path) -> None:
+    target = Guarantee(epsilon=2.0, delta=1e-5)
+    planned = stated_weights(portfolios["mnist"], {"c2-s32@20": 0.5, "c2-s64@20": 0.5}, target)
+    content = certified(tmp_path / "out", planned).statement["predicate"]
+    premise = {
+        "name": "weights_stated_without_looking_at_the_models",
+        "holds": True,
+        "vouchedBy": "whoever stated them",
+    }
+    assert premise in content["premises"]
+
+
+def test_a_revealed_draw_is_shown_with_its_own_cost(tmp_path: Path, plans: dict[str, Planned]) -> None:
+    out = certified(tmp_path / "out", plans["selection"], drawn=1)
+    assert verify(out.path).verified
+    own = out.statement["predicate"]["outcomes"][1]["epsilon"]
+    assert f"given that, ε = {own}" in (out.path / CARD_NAME).read_text()

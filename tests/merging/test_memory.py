@@ -1,0 +1,41 @@
+"""Memory does not grow with the model, nor with a tensor: measured in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from merging.models import Tensor, write_run
+
+MOST = 64 * 1024  # kilobytes above what the imports take
+SCRIPT = """
+import re, sys
+from pathlib import Path
+import numpy as np
+from dpmerge.merging.recipe_files import build
+from dpmerge.merging.staging import StagedFolder
+from dpmerge.portfolio.portfolio import Portfolio
+from dpmerge.portfolio.recipe import Recipe
+portfolio = Portfolio.load(sys.argv[1], contents=False)
+def peak():  # getrusage would count what this process was before it became Python
+    return int(re.search("VmHWM:\\\\s+(\\\\d+)", Path("/proc/self/status").read_text())[1])
+before = peak()
+with StagedFolder(sys.argv[2]) as staged:
+    build(portfolio, Recipe.of({"a@4": 0.5, "b@4": 0.5}, release_noise=float(sys.argv[3])), staged.path)
+print(peak() - before)
+"""
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+def test_a_large_tensor_is_streamed(tmp_path: Path, noise: float) -> None:
+    for seed, run in enumerate("ab"):
+        values = np.random.default_rng(seed).integers(0x3F00, 0x3F80, 2**16, dtype=np.uint16)
+        large: Tensor = ("BF16", (150, 2**20), np.tile(values, 150 * 16).tobytes())
+        write_run(tmp_path / "runs", run, {"step-4.safetensors": {"w": large, "b": ("BF16", (1,), b"\0\0")}})
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "runs"), str(tmp_path / "out"), str(noise)]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert int(result.stdout) < MOST
