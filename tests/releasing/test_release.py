@@ -73,7 +73,7 @@ class TestWhatComesOut:
         assert set(found) == set(expected)
         for name, values in found.items():
             np.testing.assert_allclose(values, expected[name], rtol=3e-7, atol=5e-8)
-        assert entries(mnist) == ["opened", "release", "completed"]
+        assert entries(mnist) == ["opened", "release", "sealed", "completed"]
 
     def test_a_draw_is_one_of_the_candidates(self, mnist: Portfolio, tmp_path: Path) -> None:
         plan = joint(mnist, 0.12)

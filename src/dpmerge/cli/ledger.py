@@ -168,7 +168,7 @@ def recover(
 
         done: list[dict[str, Any]] = []
         for name in abandon or []:
-            opened.abandon(name, "given up by whoever keeps the ledger")
+            recovery.abandon(opened, name)
             done.append({"release": name, "outcome": "abandoned"})
         if adopt or accept:
             if where is None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -81,12 +83,26 @@ def merge(
     Example: `dpmerge merge examples/mnist --epsilon 0.8 --delta 1e-5 -o merged`
     """
     with one_line_errors(INTERRUPTED):
+        from dpmerge.releasing.again import asked_before
         from dpmerge.releasing.release import release
 
         require_jobs(jobs)
         loaded = loaded_portfolio(portfolio, headers_only=True, allow=allow)
         place = ledger_place(portfolio, ledger)
-        planned = _planned(loaded, epsilon, delta, plan_file, weights, method, objective, theorem, final, place)
+        asked = _asked(
+            epsilon=epsilon,
+            delta=delta,
+            plan=plan_file,
+            weights=weights,
+            method=method,
+            objective=objective,
+            theorem=theorem,
+            final=final or None,
+        )
+        planned = asked_before(loaded, place, request_key, asked)
+        if planned is None:
+            planned = _planned(loaded, epsilon, delta, plan_file, weights, method, objective, theorem, final, place)
+            planned = replace(planned, asked=asked)
         with bytes_shown("merging") as progress:
             made = release(
                 planned,
@@ -108,6 +124,16 @@ def merge(
         from dpmerge.releasing.release_table import print_release
 
         print_release(made, wide_console())
+
+
+def _asked(**options: object) -> dict[str, str]:
+    """What was asked for, in words: asked again with the same key, it is the same release, however it was planned."""
+    given = {name: value for name, value in options.items() if value is not None}
+    if isinstance(file := given.get("plan"), Path):
+        from dpmerge.documents import read_bytes
+
+        given["plan"] = sha256(read_bytes(file)).hexdigest()
+    return {name: str(value) for name, value in given.items()}
 
 
 def _planned(

@@ -120,18 +120,32 @@ class Ledger:
             raise InvalidInput(field, value, accepted, found=f"{value!r} with other {differing[0]}")
         return found
 
+    def seal(self, release_id: str, *, files: Mapping[str, str], certificate: str, where: str) -> None:
+        """Note what is about to be published: from now on this release is these bytes, and no others."""
+        self._note("sealed", release_id, Output(dict(files), certificate, where))
+
     def complete(self, release_id: str, *, files: Mapping[str, str], certificate: str, where: str) -> None:
-        """Note what was written; saying the same again changes nothing."""
-        body = {"release": release_id, "files": dict(files), "certificate": certificate, "where": where}
+        """Note what was published; saying the same again changes nothing."""
+        self._note("completed", release_id, Output(dict(files), certificate, where))
+
+    def _note(self, kind: Kind, release_id: str, output: Output) -> None:
         with self._lock, self._database.writing() as connection:
             state = self._current(connection)
             release = _required(state, release_id)
-            if release.status == "completed" and release.output == Output(dict(files), certificate, where):
+            noted = release.output is not None and (kind == "sealed" or release.status == "completed")
+            if noted and release.output == output:
                 return
-            if release.status != "pending":
+            if release.status != "pending" or (release.output is not None and release.output != output):
                 accepted = "a pending release, or the same output again"
-                raise InvalidInput("release", release_id, accepted, found=f"{release_id}, which is {release.status}")
-            self._append(connection, state, state.releases[release_id].book, "completed", body)
+                found = f"{release_id}, which is {'sealed' if release.status == 'pending' else release.status}"
+                raise InvalidInput("release", release_id, accepted, found=found)
+            body = {
+                "release": release_id,
+                "files": dict(output.files),
+                "certificate": output.certificate,
+                "where": output.where,
+            }
+            self._append(connection, state, state.releases[release_id].book, kind, body)
 
     def abandon(self, release_id: str, reason: str) -> None:
         """Note that nothing will be written; it stays charged."""

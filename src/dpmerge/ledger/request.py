@@ -84,7 +84,10 @@ class Output:
 
 @dataclass(frozen=True, kw_only=True)
 class Charged:
-    """A release that has been paid for; `index` is the candidate that was drawn (None: adopted, and nobody knows)."""
+    """A release that has been paid for; `index` is the candidate that was drawn (None: adopted, and nobody knows).
+
+    `output` is known once it is sealed: while the release is pending it may or may not have been published.
+    """
 
     release_id: str
     index: int | None

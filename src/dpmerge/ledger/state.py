@@ -39,6 +39,7 @@ class Release:
     exposures: tuple[dict[str, int], ...]
     status: Status = "pending"
     output: Output | None = None
+    """Once it is sealed: what will be, or was, published."""
 
     @property
     def id(self) -> str:
@@ -108,10 +109,13 @@ class BookState:
             self.cap, self.spent = body, body["spentBefore"]
         elif entry.kind in ("release", "adopted"):
             self._charge(entry)
-        elif entry.kind == "completed":
+        elif entry.kind in ("sealed", "completed"):
             release = self._pending(body["release"], entry)
-            release.status = "completed"
-            release.output = Output(body["files"], body["certificate"], body["where"])
+            output = Output(body["files"], body["certificate"], body["where"])
+            if release.output is not None and (entry.kind == "sealed" or release.output != output):
+                raise LedgerBroken(f"entry {entry.seq}: {entry.kind} of {release.id}, which was sealed otherwise")
+            release.output = output
+            release.status = "completed" if entry.kind == "completed" else release.status
         elif entry.kind == "abandoned":
             self._pending(body["release"], entry).status = "abandoned"
 

@@ -61,16 +61,18 @@ def check_witness(ledger: Ledger, path: Path) -> None:
 
 def update_witness(ledger: Ledger, path: Path) -> None:
     """Remember the ledger's newest entry, unless a newer one is remembered."""
-    check_witness(ledger, path)
-    seq, digest = ledger.head()
-    witness = read_witness(path)
-    if witness is not None and witness.seq >= seq:
-        return
-    content = Witness(ledger=ledger.id, seq=seq, hash=digest).model_dump(by_alias=True)
-    try:
-        write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
-    except OSError as error:
-        raise LedgerError(f"{path}: cannot be written ({error.strerror or error})") from None
+    while True:
+        check_witness(ledger, path)
+        seq, digest = ledger.head()
+        witness = read_witness(path)
+        if witness is not None and witness.seq >= seq:
+            return
+        # Who was slow may write an older one over a newer: so each looks again after writing.
+        content = Witness(ledger=ledger.id, seq=seq, hash=digest).model_dump(by_alias=True)
+        try:
+            write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
+        except OSError as error:
+            raise LedgerError(f"{path}: cannot be written ({error.strerror or error})") from None
 
 
 def replace_witness(ledger: Ledger, path: Path) -> None:

@@ -1,8 +1,9 @@
 """A folder that appears whole or not at all.
 
 Guarantees: until `publish` the target is as it was; then it is there with every byte flushed to disk. With `overwrite`
-there is no moment without a whole target where the kernel can exchange two folders. Whatever fails leaves nothing; a
-process that dies leaves a folder known by its name and its missing lock, which goes when the target is next staged.
+there is no moment without a whole target where the kernel can exchange two folders. Whatever fails leaves nothing (or
+what was to be kept); a process that dies leaves a folder known by its name and its missing lock, which can be resumed,
+or goes when the target is next staged.
 Refuses: targets that are files, links or folders with something in them, that overlap the inputs or cannot be written.
 """
 
@@ -32,7 +33,12 @@ _NOT_OFFERED = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)
 class StagedFolder:
     """A place to write in, beside the target: `with StagedFolder(target) as staged: … ; staged.publish()`."""
 
-    def __init__(self, target: str | Path, overwrite: bool = False, *, inputs: Iterable[Path] = ()) -> None:
+    def __init__(
+        self, target: str | Path, overwrite: bool = False, *, inputs: Iterable[Path] = (), resumed: Path | None = None
+    ) -> None:
+        """`resumed` is a folder that a dead process had staged for this target, and settled."""
+        self._resumed = resumed
+        self._kept = resumed is not None
         self.target = Path(os.path.abspath(target))
         self._overwrite = overwrite
         self._inputs = tuple(inputs)
@@ -43,8 +49,11 @@ class StagedFolder:
     def __enter__(self) -> StagedFolder:
         require_writable(self.target, overwrite=self._overwrite, inputs=self._inputs)
         try:
-            remove_leftovers(self.target)
-            self._stage()
+            if self._resumed is None:
+                remove_leftovers(self.target)
+                self._stage()
+            else:
+                self._resume(self._resumed)
         except OSError as error:
             raise _failed(self.target, error) from None
         return self
@@ -53,19 +62,33 @@ class StagedFolder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._descriptor is not None:  # not published
-            shutil.rmtree(self.path, ignore_errors=True)
+            if not self._kept:
+                shutil.rmtree(self.path, ignore_errors=True)
             self._unlock()
+
+    def keep(self) -> None:
+        """From now on, what is staged here stays, though publishing it may fail: somebody may resume it."""
+        self._kept = True
+
+    def settle(self) -> None:
+        """Flush everything to disk, so that it is whole whatever happens."""
+        try:
+            for file in _files(self.path):
+                _settle(file, self._mode & 0o666)
+            for folder in (each for each in self.path.rglob("*") if each.is_dir()):
+                folder.chmod(self._mode)
+                sync_folder(folder)
+            sync_folder(self.path)
+        except OSError as error:
+            raise _failed(self.target, error) from None
 
     def publish(self) -> None:
         """Flush everything to disk and put it in the target's place."""
         if self._descriptor is None:
             raise CannotWrite(str(self.target), None, "a folder published once", found="one that is not staged")
+        self.settle()
         try:
-            for file in _files(self.path):
-                _settle(file, self._mode & 0o666)
-            for folder in [*(each for each in self.path.rglob("*") if each.is_dir()), self.path]:
-                folder.chmod(self._mode)
-                sync_folder(folder)
+            self.path.chmod(self._mode)
             self._put_in_place()
             sync_folder(self.target.parent)
         except OSError as error:
@@ -75,9 +98,7 @@ class StagedFolder:
 
     def _stage(self) -> None:
         while self._descriptor is None:
-            path = self.target.with_name(f".{self.target.name}.{secrets.token_hex(4)}.partial")
-            path.mkdir(0o755)
-            self._mode = stat.S_IMODE(path.stat().st_mode)  # what the umask leaves of it
+            path = self._made()
             path.chmod(0o700)
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             # Between the two lines another process may take the folder for a dead one's, and remove it.
@@ -85,6 +106,20 @@ class StagedFolder:
                 self._descriptor, self.path = descriptor, path
             else:
                 os.close(descriptor)
+
+    def _resume(self, path: Path) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        if not _locked(descriptor):
+            os.close(descriptor)
+            raise CannotWrite(str(self.target), None, "a folder nobody is writing to", found=f"{path.name}, in use")
+        self._made().rmdir()
+        self._descriptor, self.path = descriptor, path
+
+    def _made(self) -> Path:
+        path = self.target.with_name(f".{self.target.name}.{secrets.token_hex(4)}.partial")
+        path.mkdir(0o755)
+        self._mode = stat.S_IMODE(path.stat().st_mode)  # what the umask leaves of it
+        return path
 
     def _unlock(self) -> None:
         if self._descriptor is not None:
@@ -139,13 +174,18 @@ def require_writable(target: Path, *, overwrite: bool, inputs: Iterable[Path] = 
             raise CannotWrite(str(target), target, accepted, found=f"one that overlaps {folder}")
 
 
+def staged_for(target: Path) -> Iterator[Path]:
+    """The folders that merges for a target are writing, or left when they were killed."""
+    pattern = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{8}}\.partial")
+    for path in sorted(target.parent.iterdir()):
+        if pattern.fullmatch(path.name) and not path.is_symlink() and path.is_dir():
+            yield path
+
+
 def remove_leftovers(target: Path) -> tuple[Path, ...]:
     """Remove what merges for the same target left when they were killed; those that still run hold their lock."""
-    pattern = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{8}}\.partial")
     removed = []
-    for path in sorted(target.parent.iterdir()):
-        if not pattern.fullmatch(path.name) or path.is_symlink() or not path.is_dir():
-            continue
+    for path in staged_for(target):
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:

@@ -8,7 +8,7 @@ Refuses: plans that name other runs than the portfolio has, or that no longer me
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ class Planned:
     portfolio: Portfolio
     terms: Terms
     target: Guarantee
+    asked: Mapping[str, str] = field(default_factory=dict)  # in whose words; the same words mean the same release
 
     def __post_init__(self) -> None:
         for each in self.terms.candidates:

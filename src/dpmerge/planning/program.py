@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import linprog
 
 from dpmerge.privacy.domain import Array
 from dpmerge.privacy.renyi import renyi_penalty
@@ -141,6 +140,8 @@ def _by_simplex(costs: Array, scores: Array) -> tuple[Places, Array] | None:
     # Costs far above the limit would spoil the scaling of the matrix; their probability is what counts.
     scale = np.maximum(1.0, costs[:, kept].max(axis=0))
     spread = np.ptp(scores[kept]) or 1.0
+    from scipy.optimize import linprog  # half a second to import, and only sampled runs need it
+
     # In the variables π_i·scale_i: costs at most one, and objective and sum in the same units.
     result = linprog(
         -(scores[kept] - scores[kept].min()) / spread / scale,

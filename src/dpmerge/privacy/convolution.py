@@ -15,7 +15,6 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 from scipy.fft import irfft, next_fast_len, rfft
-from scipy.signal import lfilter
 
 from dpmerge.privacy.domain import Array
 from dpmerge.privacy.steps import LossPmf, Step
@@ -50,6 +49,8 @@ class ComposedLoss:
     @cached_property
     def _top_discounted(self) -> Array:
         """Σ p_j e^{−(l_j − l)} over the n largest losses, l the least of them; a recursion that cannot overflow."""
+        from scipy.signal import lfilter  # takes a second to import, and only sampled runs need it
+
         sums = np.zeros(self.pmf.probabilities.size + 1)
         sums[1:] = lfilter([1.0], [1.0, -np.exp(-self.pmf.interval)], self._descending)
         return sums

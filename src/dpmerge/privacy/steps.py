@@ -18,11 +18,6 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from dp_accounting import NeighboringRelation
-from dp_accounting.dp_event import GaussianDpEvent, PoissonSampledDpEvent
-from dp_accounting.pld import privacy_loss_distribution as dp_pld
-from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
-from dp_accounting.rdp import RdpAccountant
 from scipy.special import log_ndtr, ndtr
 
 from dpmerge.privacy.domain import Array
@@ -183,14 +178,18 @@ class MixtureStep(Step):
 def _gaussian(ratio: float, rate: float, replace_one: bool, interval: float) -> tuple[LossPmf, LossPmf]:
     """A Poisson-subsampled Gaussian step, discretised from its divergences in closed form, all grid points at once."""
     if replace_one:
-        symmetric = _discretised(AdjacencyType.REPLACE, ratio, rate, interval)
+        symmetric = _discretised("REPLACE", ratio, rate, interval)
         return symmetric, symmetric
-    removal = _discretised(AdjacencyType.REMOVE, ratio, rate, interval)
-    return removal, removal if rate == 1 else _discretised(AdjacencyType.ADD, ratio, rate, interval)
+    removal = _discretised("REMOVE", ratio, rate, interval)
+    return removal, removal if rate == 1 else _discretised("ADD", ratio, rate, interval)
 
 
-def _discretised(adjacency: AdjacencyType, ratio: float, rate: float, interval: float) -> LossPmf:
-    bounds = GaussianPrivacyLoss(1.0 / ratio, sampling_prob=rate, adjacency_type=adjacency).connect_dots_bounds()
+def _discretised(adjacency: str, ratio: float, rate: float, interval: float) -> LossPmf:
+    # dp_accounting takes a second to import, and only sampled runs need it: here, and below.
+    from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
+
+    loss = GaussianPrivacyLoss(1.0 / ratio, sampling_prob=rate, adjacency_type=AdjacencyType[adjacency])
+    bounds = loss.connect_dots_bounds()
     lowest = math.floor(bounds.epsilon_lower / interval)
     highest = max(math.ceil(bounds.epsilon_upper / interval), lowest + 1)
     deltas = _DIVERGENCES[adjacency](np.arange(lowest, highest + 1) * interval, ratio, rate)
@@ -256,15 +255,17 @@ def _replacement_delta(epsilon: Array, ratio: float, rate: float) -> Array:
 
 
 _DIVERGENCES = {
-    AdjacencyType.REMOVE: _removal_delta,
-    AdjacencyType.ADD: _addition_delta,
-    AdjacencyType.REPLACE: _replacement_delta,
+    "REMOVE": _removal_delta,
+    "ADD": _addition_delta,
+    "REPLACE": _replacement_delta,
 }
 
 
 @lru_cache(maxsize=64)
 def _mixture(shifts: tuple[float, ...], probabilities: tuple[float, ...], interval: float) -> tuple[LossPmf, LossPmf]:
     """dp_accounting's distribution of a mixture; its composition, with an error bound, is ours."""
+    from dp_accounting.pld import privacy_loss_distribution as dp_pld
+
     distribution = dp_pld.from_mixture_gaussian_mechanism(
         1.0, list(shifts), list(probabilities), value_discretization_interval=interval
     )
@@ -312,6 +313,10 @@ def _quiet_absl() -> Iterator[None]:
 
 
 def _accounted_renyi(ratio: float, rate: float, orders: Array) -> Array:
+    from dp_accounting import NeighboringRelation
+    from dp_accounting.dp_event import GaussianDpEvent, PoissonSampledDpEvent
+    from dp_accounting.rdp import RdpAccountant
+
     accountant = RdpAccountant(orders.tolist(), NeighboringRelation.ADD_OR_REMOVE_ONE)
     with _quiet_absl():  # an order that does not converge comes out infinite, which is all there is to say
         accountant.compose(PoissonSampledDpEvent(rate, GaussianDpEvent(1.0 / ratio)))

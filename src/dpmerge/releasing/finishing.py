@@ -23,7 +23,7 @@ from dpmerge.errors import CannotWrite, InvalidInput
 from dpmerge.ledger.ledger import Ledger
 from dpmerge.ledger.request import Charged
 from dpmerge.merging.recipe_files import build
-from dpmerge.merging.staging import StagedFolder
+from dpmerge.merging.staging import StagedFolder, remove_leftovers, staged_for
 from dpmerge.planning.terms import CandidateTerms
 from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.releasing.order import Order
@@ -50,28 +50,66 @@ def finish(
     if Path(order.out) != out:
         accepted = f"{order.out}, where this release is being made; once it is there it can be handed out elsewhere"
         raise InvalidInput("output", str(out), accepted)
-    with _only_one(out, charged.release_id):
-        made = published(out, charged.release_id)
-        if made is None:
-            made = _make(charged, portfolio, order, out, jobs, progress, overwrite=order.overwrite)
-        ledger.complete(
-            charged.release_id, files=made.files, certificate=_digest(out / CERTIFICATE_NAME), where=str(out)
-        )
+    order.require_same(charged, portfolio)
+    with only_one(out, charged.release_id):
+        made = published(out, charged) or _settled(ledger, charged, portfolio, order, jobs, progress)
+        remove_leftovers(out)
+    # The lock is gone: who comes now finds the output, and notes the same.
+    ledger.complete(charged.release_id, files=made.files, certificate=_digest(out / CERTIFICATE_NAME), where=str(out))
     return made
 
 
-def published(out: Path, release_id: str) -> Certificate | None:
-    """The certificate of this release in a folder, if all its files are there as certified."""
-    file = out / CERTIFICATE_NAME
-    if not is_file(file):
+def _settled(
+    ledger: Ledger, charged: Charged, portfolio: Portfolio, order: Order, jobs: int, progress: Progress | None
+) -> Certificate:
+    """Publish what was staged and sealed before a crash, or make it; noise that was sealed is never drawn again."""
+    out = Path(order.out)
+    _require_not_newer(ledger, charged, out)
+    sealed = charged.output
+    if sealed is None:
+        return _make(charged, portfolio, order, out, jobs, progress, overwrite=order.overwrite, ledger=ledger)
+    for path in staged_for(out):
+        found = published(path, charged)
+        if found is not None:
+            with StagedFolder(out, overwrite=order.overwrite, resumed=path) as staged:
+                staged.publish()
+            return found
+    _require_no_noise(charged)
+    return _make(charged, portfolio, order, out, jobs, progress, overwrite=order.overwrite)
+
+
+def _require_not_newer(ledger: Ledger, charged: Charged, out: Path) -> None:
+    """An order to overwrite is about what was there when it was given, not about what was released since."""
+    certificate = _certificate(out)
+    entry = None if certificate is None else certificate.content.get("ledger")
+    if isinstance(entry, dict) and entry.get("id") == ledger.id and entry.get("entry", 0) > charged.entry.seq:
+        accepted = f"what was there when release {charged.release_id} was charged; or give that release up"
+        raise CannotWrite("output", str(out), accepted, found="a later release")
+
+
+def _require_no_noise(charged: Charged) -> None:
+    assert charged.output is not None
+    if drawn(charged).release_noise > 0:
+        accepted = f"{charged.output.where} as it was: its noise was never written down; other noise is another release"
+        raise CannotWrite("output", charged.output.where, accepted, found="nothing left to hand out")
+
+
+def published(folder: Path, charged: Charged) -> Certificate | None:
+    """The certificate of this release in a folder, if all its files are there as certified, and as sealed."""
+    certificate = _certificate(folder)
+    if certificate is None or certificate.content.get("release") != charged.release_id:
         return None
+    if charged.output is not None and _digest(folder / CERTIFICATE_NAME) != charged.output.certificate:
+        return None
+    return None if wrong_files(folder, certificate) else certificate
+
+
+def _certificate(folder: Path) -> Certificate | None:
+    file = folder / CERTIFICATE_NAME
     try:
-        certificate = read_certificate(read_bytes(file))
+        return read_certificate(read_bytes(file)) if is_file(file) else None
     except InvalidInput:
         return None
-    if certificate.content.get("release") != release_id or wrong_files(out, certificate):
-        return None
-    return certificate
 
 
 def _make(
@@ -83,8 +121,9 @@ def _make(
     progress: Progress | None,
     *,
     overwrite: bool,
-    again: Mapping[str, str] | None = None,
+    ledger: Ledger | None = None,
 ) -> Certificate:
+    """Merge, certify and publish; what is new is sealed in the ledger first, what is not must be the same bytes."""
     recipe = drawn(charged).recipe
     with StagedFolder(out, overwrite=overwrite) as staged:
         built = build(
@@ -97,9 +136,15 @@ def _make(
             adapters=order.adapters,
         )
         files = {file.name: file.sha256 for file in built.files}
-        if again is not None and files != dict(again):
-            raise CannotWrite("output", str(out), "the bytes that were released before", found="other bytes")
         certificate = _certify(charged, portfolio, order, staged.path, files)
+        digest = _digest(staged.path / CERTIFICATE_NAME)
+        if ledger is not None:
+            staged.settle()
+            if recipe.release_noise > 0:
+                staged.keep()  # nobody could make it again
+            ledger.seal(charged.release_id, files=files, certificate=digest, where=order.out)
+        elif charged.output is None or digest != charged.output.certificate:
+            raise CannotWrite("output", str(out), "the bytes that were released before", found="other bytes")
         staged.publish()
     return certificate
 
@@ -120,7 +165,7 @@ def _certify(
     certificate = read_certificate(content)
     try:
         (folder / CERTIFICATE_NAME).write_bytes(content)
-        (folder / CARD_NAME).write_text(model_card(certificate.content, certificate.files), encoding="utf-8")
+        _write_card(folder, certificate)
     except OSError as error:
         found = f"an error: {error.strerror}"
         raise CannotWrite("output", str(folder), "room for the certificate", found=found) from None
@@ -134,23 +179,31 @@ def _handed_out(
     assert charged.output is not None, "a completed release has an output"
     recorded = charged.output
     for place in dict.fromkeys((out, Path(recorded.where))):
-        found = published(place, charged.release_id)
-        if found is not None and _digest(place / CERTIFICATE_NAME) == recorded.certificate:
+        found = published(place, charged)
+        if found is not None:
             if place != out:
                 _copied(place, out, found)
             return found
-    if drawn(charged).release_noise > 0:
-        accepted = f"{recorded.where} as it was: its noise was never written down; other noise is another release"
-        raise CannotWrite("output", str(out), accepted, found="nothing left to hand out")
-    return _make(charged, portfolio, order, out, jobs, progress, overwrite=False, again=recorded.files)
+    _require_no_noise(charged)
+    order.require_same(charged, portfolio)
+    return _make(charged, portfolio, order, out, jobs, progress, overwrite=False)
 
 
 def _copied(place: Path, out: Path, certificate: Certificate) -> None:
     with StagedFolder(out, overwrite=False) as staged:
-        for name in (*certificate.files, CERTIFICATE_NAME, CARD_NAME):
-            (staged.path / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(place / name, staged.path / name)
+        try:
+            for name in (*certificate.files, CERTIFICATE_NAME):
+                (staged.path / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(place / name, staged.path / name)
+            _write_card(staged.path, certificate)
+        except OSError as error:
+            found = f"an error: {error.strerror}"
+            raise CannotWrite("output", str(out), f"room for a copy of {place}", found=found) from None
         staged.publish()
+
+
+def _write_card(folder: Path, certificate: Certificate) -> None:
+    (folder / CARD_NAME).write_text(model_card(certificate.content, certificate.files), encoding="utf-8")
 
 
 def _digest(file: Path) -> str:
@@ -158,7 +211,7 @@ def _digest(file: Path) -> str:
 
 
 @contextmanager
-def _only_one(out: Path, release_id: str) -> Iterator[None]:
+def only_one(out: Path, release_id: str) -> Iterator[None]:
     """Let one process make a release: two would draw its noise twice."""
     lock = out.with_name(f".{out.name}.{release_id[:12]}.lock")
     try:
@@ -172,7 +225,9 @@ def _only_one(out: Path, release_id: str) -> Iterator[None]:
         except BlockingIOError:
             accepted = "a release that no other process is making at this moment"
             raise CannotWrite("output", str(out), accepted, found=f"release {release_id}, being made") from None
-        yield
-        lock.unlink(missing_ok=True)
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
     finally:
         os.close(descriptor)

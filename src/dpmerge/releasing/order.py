@@ -16,6 +16,7 @@ from dpmerge import __version__
 from dpmerge.certificate.commitments import commitment, release_salt, salt_of
 from dpmerge.certificate.predicate import (
     Declared,
+    Hex256,
     Input,
     LedgerEntry,
     PortfolioFacts,
@@ -23,9 +24,11 @@ from dpmerge.certificate.predicate import (
     input_names,
 )
 from dpmerge.documents import validated
+from dpmerge.errors import DigestMismatch
+from dpmerge.ledger.identity import identity_of
 from dpmerge.ledger.request import Charged
 from dpmerge.planning.planned import Planned
-from dpmerge.planning.terms import Stated
+from dpmerge.planning.terms import Stated, Terms
 from dpmerge.portfolio.facts import Text
 from dpmerge.portfolio.listing import Allowance
 from dpmerge.portfolio.portfolio import Portfolio
@@ -47,6 +50,8 @@ class Order(Stated):
     reveal_draw: bool = Field(description="true or false")
     key: Text | None = Field(default=None, description="the file of the private key to sign with")
     overwrite: bool = Field(description="true or false")
+    inputs: dict[Text, list[Hex256]] = Field(description="an object of checkpoints and the digests of their files")
+    asked: dict[Text, Text] = Field(default_factory=dict, description="an object: in whose words it was asked for")
     tools: dict[Text, Text] = Field(description="an object of names and versions")
 
     @classmethod
@@ -73,6 +78,8 @@ class Order(Stated):
             reveal_draw=reveal_draw,
             key=None if key is None else str(key.absolute()),
             overwrite=overwrite,
+            inputs=input_digests(portfolio, planned.terms),
+            asked=dict(planned.asked),
             tools={"dpmerge": __version__},
         )
 
@@ -83,6 +90,24 @@ class Order(Stated):
 
     def document(self) -> dict[str, Any]:
         return self.model_dump(by_alias=True, exclude_none=True)
+
+    @property
+    def home(self) -> Path:
+        """The portfolio's folder."""
+        path = Path(self.portfolio)
+        return path.parent if path.suffix in (".yaml", ".yml") else path
+
+    def require_same(self, charged: Charged, portfolio: Portfolio) -> None:
+        """Refuse runs that were trained, or recorded, anew since they were charged."""
+        for stated in charged.terms.runs:
+            manifest = portfolio.run(stated.run).manifest
+            same = manifest.statement == stated and identity_of(manifest) == charged.identities[stated.run]
+            if not same:
+                accepted = f"run {stated.run} as it was charged in release {charged.release_id}"
+                raise DigestMismatch(portfolio.run(stated.run).file, "run", stated.run, accepted, found="another run")
+        if input_digests(portfolio, charged.terms) != self.inputs:
+            accepted = f"the checkpoints that were charged in release {charged.release_id}"
+            raise DigestMismatch(portfolio.path, "checkpoints", None, accepted, found="others")
 
     def load_portfolio(self) -> Portfolio:
         """The portfolio it was charged for; weights are read, and checked, when they are merged."""
@@ -109,3 +134,9 @@ class Order(Stated):
             ledger=LedgerEntry(id=charged.entry.ledger, entry=charged.entry.seq, hash=charged.entry.hash),
             tools=self.tools,
         )
+
+
+def input_digests(portfolio: Portfolio, terms: Terms) -> dict[str, list[str]]:
+    """Every checkpoint that some candidate is made of, by the recorded digests of its files."""
+    names = [f"{run}@{step}" for run, step in input_names(terms)]
+    return {name: list(portfolio.saved(name).file_digests) for name in names}

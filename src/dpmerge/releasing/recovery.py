@@ -18,11 +18,12 @@ from dpmerge.errors import DpmergeError, InvalidInput
 from dpmerge.ledger.entries import sha256
 from dpmerge.ledger.identity import identity_of, noise_mark
 from dpmerge.ledger.ledger import Ledger
-from dpmerge.ledger.witness import replace_witness
+from dpmerge.ledger.witness import replace_witness, update_witness
+from dpmerge.merging.staging import remove_leftovers
 from dpmerge.portfolio.portfolio import Portfolio
-from dpmerge.releasing.finishing import finish
+from dpmerge.releasing.finishing import finish, only_one
 from dpmerge.releasing.order import Order
-from dpmerge.releasing.place import WITNESS_NAME
+from dpmerge.releasing.place import WITNESS_NAME, require_whole_ledger, witness
 
 Progress = Callable[[int, int], object]
 
@@ -41,11 +42,27 @@ def recover(ledger: Ledger, *, jobs: int = 2, progress: Progress | None = None) 
     for charged in ledger.pending():
         order = Order.read(charged.details)
         try:
-            finish(ledger, charged, order.load_portfolio(), out=Path(order.out), jobs=jobs, progress=progress)
+            portfolio = order.load_portfolio()
+            require_whole_ledger(ledger, portfolio, None)
+            finish(ledger, charged, portfolio, out=Path(order.out), jobs=jobs, progress=progress)
+            witness(ledger, portfolio)
         except DpmergeError as error:
             yield Recovered(charged.release_id, order.out, str(error))
         else:
             yield Recovered(charged.release_id, order.out, None)
+
+
+def abandon(ledger: Ledger, release_id: str) -> None:
+    """Give a pending release up: it stays charged, and what was staged of it goes."""
+    charged = ledger.release(release_id)
+    if charged is None:
+        raise InvalidInput("abandon", release_id, "the id of a release in this ledger")
+    order = Order.read(charged.details)
+    with only_one(Path(order.out), release_id):
+        ledger.abandon(release_id, "given up by whoever keeps the ledger")
+        remove_leftovers(Path(order.out))
+    if order.home.is_dir():
+        update_witness(ledger, order.home / WITNESS_NAME)
 
 
 def adopt(ledger: Ledger, out: Path, portfolio: Portfolio) -> str:
