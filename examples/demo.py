@@ -52,7 +52,9 @@ def main() -> None:
     told("frontier", "mnist", *DELTA, "--evaluator", "linear:mnist/public.npz", "-o", "report.html")
     print("\nAccuracy on the 1,000 public images, looked at after the release and so at no cost:")
     for epsilon in TARGETS:
-        print(f"  eps-{epsilon}: {accuracy(Path(f'eps-{epsilon}') / 'model.safetensors', Path('mnist/public.npz')):.1%}")
+        print(
+            f"  eps-{epsilon}: {accuracy(Path(f'eps-{epsilon}') / 'model.safetensors', Path('mnist/public.npz')):.1%}"
+        )
     print(f"\nModels: {out}/eps-0.12 and {out}/eps-0.8, each with a certificate and a model card.")
     print(f"Report: {out}/report.html, to be opened in a browser; not for release, it shows models nobody has seen.")
 

@@ -16,7 +16,7 @@ from dpmerge.ledger.entries import Entry, canonical, seal
 from ledger.releases import BOOK, drawing, first, request, run
 
 A, B = run("a", 40.0), run("b", 20.0)
-KINDS = ["opened", "cap", "release", "completed", "release", "abandoned", "release", "adopted", "cap"]
+KINDS = ["opened", "cap", "release", "completed", "release", "abandoned", "release", "sealed", "adopted", "cap"]
 
 
 @pytest.fixture
@@ -29,7 +29,8 @@ def path(tmp_path: Path) -> Path:
         ledger.complete(one.release_id, files={"m": "0" * 64}, certificate="1" * 64, where="/out")
         two = ledger.charge(request([A], "a@3"), first)
         ledger.abandon(two.release_id, "no reason")
-        ledger.charge(request([A], "a@1", "a@5"), first)
+        three = ledger.charge(request([A], "a@1", "a@5"), first)
+        ledger.seal(three.release_id, files={"m": "4" * 64}, certificate="5" * 64, where="/three")
         lost = request([A, B], "a@4")
         ledger.adopt(
             "f" * 32,

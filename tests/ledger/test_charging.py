@@ -125,6 +125,23 @@ def test_a_release_is_completed_once(ledger: Ledger) -> None:
         ledger.complete("nothing", **output)
 
 
+def test_what_is_sealed_is_what_it_will_be(ledger: Ledger) -> None:
+    charged = ledger.charge(request([A], "a@3"), first)
+    output = {"files": {"model.safetensors": "0" * 64}, "certificate": "1" * 64, "where": "/out"}
+    ledger.seal(charged.release_id, **output)
+    ledger.seal(charged.release_id, **output)
+    [pending] = ledger.pending()
+    assert pending.output is not None
+    assert pending.output.certificate == "1" * 64
+    for again in (ledger.seal, ledger.complete):
+        with pytest.raises(InvalidInput, match="which is sealed; accepted: a pending release, or the same output"):
+            again(charged.release_id, **{**output, "certificate": "2" * 64})
+    ledger.complete(charged.release_id, **output)
+    assert [entry.kind for entry in ledger.entries()] == ["opened", "release", "sealed", "completed"]
+    ledger.seal(charged.release_id, **output)
+    assert ledger.verify().ok
+
+
 def test_what_is_abandoned_stays_charged(ledger: Ledger) -> None:
     charged = ledger.charge(request([A], "a@3"), first)
     ledger.abandon(charged.release_id, "the disk was full")

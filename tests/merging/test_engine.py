@@ -279,7 +279,14 @@ def test_any_layout_gives_the_same_tensors(tmp_path_factory: pytest.TempPathFact
                   weights=data.draw(st.booleans()))  # fmt: skip
     buffer = data.draw(st.sampled_from([8, 40, 1024]))
     trained = set(names) - {"f32.wild", "bf16.wild"}
-    merge_three(home / "runs", home / "out", jobs=data.draw(st.integers(1, 3)), buffer=buffer, trained=trained, frozen_may_differ=True)
+    merge_three(
+        home / "runs",
+        home / "out",
+        jobs=data.draw(st.integers(1, 3)),
+        buffer=buffer,
+        trained=trained,
+        frozen_may_differ=True,
+    )
     for name, (dtype, _, content) in read_model(home / "out").items():
         contents = [model(seed)[name][2] for seed in range(3)]
         if dtype in FLOATS:

@@ -89,6 +89,9 @@ def merge(
         require_jobs(jobs)
         loaded = loaded_portfolio(portfolio, headers_only=True, allow=allow)
         place = ledger_place(portfolio, ledger)
+        if plan_file is not None:
+            options = {"--epsilon": epsilon, "--delta": delta, "--weights": weights, "--theorem": theorem}
+            _refuse_beside("--plan", {**options, "--method": method, "--objective": objective})
         asked = _asked(
             epsilon=epsilon,
             delta=delta,
@@ -154,10 +157,7 @@ def _planned(
     from dpmerge.planning.planner import plan
     from dpmerge.planning.target import Guarantee
 
-    by_search = {"--method": method, "--objective": objective}
     if plan_file is not None:
-        given = {"--epsilon": epsilon, "--delta": delta, "--weights": weights, "--theorem": theorem, **by_search}
-        _refuse_beside("--plan", given)
         return read_planned(plan_file, portfolio)
     if epsilon is None or delta is None:
         raise InvalidInput("target", None, "--epsilon and --delta, or --plan FILE", found="nothing")
@@ -171,7 +171,7 @@ def _planned(
     if chosen == "auto" and not final:
         chosen = "joint_release"
     if weights is not None:
-        _refuse_beside("--weights", by_search)
+        _refuse_beside("--weights", {"--method": method, "--objective": objective})
         return stated_weights(portfolio, numbers("weights", weights), target, theorem=chosen)  # type: ignore[arg-type]
     if objective not in (None, "noise", "saturate"):
         accepted = "noise or saturate; plan with the others first (`dpmerge plan … -o FILE`) and give --plan FILE"
