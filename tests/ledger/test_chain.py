@@ -101,7 +101,7 @@ def test_an_entry_put_in_is_seen(path: Path) -> None:
     change(
         path,
         f"INSERT INTO dpmerge_entries (seq, {columns}) "  # noqa: S608
-        "SELECT 11, hash, 'b' || substr(hash, 2), time, kind, book, text FROM dpmerge_entries WHERE seq = 10",
+        "SELECT 11, hash, 'x' || substr(hash, 2), time, kind, book, text FROM dpmerge_entries WHERE seq = 10",
     )
     assert broken_at(path)[0] == 11
 
