@@ -13,11 +13,12 @@ import pytest
 from certificate.outputs import Output, certified
 from dpmerge.certificate import keys
 from dpmerge.certificate.card import CARD_NAME
+from dpmerge.certificate.checks import Verification
 from dpmerge.certificate.commitments import SALT_NAME
 from dpmerge.certificate.envelope import CERTIFICATE_NAME
 from dpmerge.certificate.figures import down, up
 from dpmerge.certificate.predicate import derived
-from dpmerge.certificate.verification import Verification, verify
+from dpmerge.certificate.verification import verify
 from dpmerge.errors import InvalidInput
 from dpmerge.planning.planned import Planned, stated_weights
 from dpmerge.planning.planner import plan
@@ -425,6 +426,19 @@ class TestPortfolio:
         document["mechanism"]["blocks"][0]["noise_multiplier"] *= 2
         file.write_text(json.dumps(document))
         assert f"manifests: the manifest of {run} says something else" in verify(average.path, portfolio=copy).problems
+
+    def test_a_checkpoint_that_was_changed_is_noticed(self, average: Output, tmp_path: Path) -> None:
+        copy = tmp_path / "copy"
+        shutil.copytree(average.portfolio.path, copy)
+        each = average.declared.inputs[0]
+        file = copy / each.run / f"step-{each.step}.safetensors"
+        content = bytearray(file.read_bytes())
+        content[-1] ^= 1
+        file.write_bytes(content)
+        name = f"{each.run}@{each.step}"
+        assert verify(average.path, portfolio=copy).problems == [
+            f"commitments: {name}: step-{each.step}.safetensors is not the file that was recorded"
+        ]
 
     def test_no_digest_seed_or_score_of_an_unreleased_model_is_in_it(self, output: Output) -> None:
         text = json.dumps(output.statement)

@@ -18,6 +18,7 @@ from dpmerge.errors import DeltaOutOfReach, InvalidInput
 from dpmerge.planning.terms import Seen, Stated, Terms
 from dpmerge.portfolio.caveats import Caveat
 from dpmerge.portfolio.facts import Text
+from dpmerge.portfolio.listing import Allowance
 from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.portfolio.statement import RunId
 from dpmerge.privacy.gaussian import GaussianProfile
@@ -53,7 +54,7 @@ class PortfolioFacts(Stated):
     complete: bool | None = Field(
         default=None, description="true or false: are these all runs made on this data? Left out if nobody says"
     )
-    allowed: list[Text] = Field(default_factory=list, description="a list of differences that were averaged over")
+    allowed: list[Allowance] = Field(default_factory=list, description="a list of differences that were averaged over")
     unknown_start: list[RunId] = Field(
         default_factory=list, description="a list of runs whose initial weights are not recorded"
     )
@@ -65,7 +66,7 @@ class PortfolioFacts(Stated):
         runs = [portfolio.run(name) for name in sorted(averaged)]
         return cls(
             complete=portfolio.complete,
-            allowed=sorted({allowance for allowance, _ in portfolio.differences(runs)} & portfolio.allowed),
+            allowed=sorted({allowance for allowance, _ in portfolio.differences(runs)} & portfolio.allowed),  # type: ignore[arg-type]
             unknown_start=sorted(run.id for run in runs if run.manifest.initial_weights is None),
         )
 

@@ -7,67 +7,20 @@ Every reason why something does not hold is listed, not only the first. Needs ne
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from dpmerge.certificate.card import CARD_NAME, model_card
-from dpmerge.certificate.commitments import commitment, release_salt, salt_of
+from dpmerge.certificate.checks import Check, Verification, file_digest
 from dpmerge.certificate.envelope import CERTIFICATE_NAME, Certificate, read_certificate
 from dpmerge.certificate.keys import read_public
-from dpmerge.certificate.predicate import Declared, PortfolioFacts, derived, machine_error
+from dpmerge.certificate.predicate import Declared, derived, machine_error
+from dpmerge.certificate.provenance import provenance
 from dpmerge.documents import is_file, read_bytes, validated
 from dpmerge.errors import DpmergeError, InvalidInput
 from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.portfolio.tensors import PICKLES
-
-_PIECE = 2**20
-
-
-@dataclass(frozen=True)
-class Check:
-    """One thing that was looked at: `passed` is None where it could not be, and `found` says why or what is wrong."""
-
-    name: str
-    passed: bool | None
-    found: tuple[str, ...] = ()
-
-    def document(self) -> dict[str, Any]:
-        return {"check": self.name, "passed": self.passed, "found": list(self.found)}
-
-
-@dataclass(frozen=True, eq=False)
-class Verification:
-    """What a verification found. `declared` is None if the certificate cannot be read as one."""
-
-    path: Path
-    checks: tuple[Check, ...]
-    declared: Declared | None
-    content: Mapping[str, Any]
-    files: Mapping[str, str]  # name → sha256, as certified
-
-    @property
-    def verified(self) -> bool:
-        return all(check.passed is not False for check in self.checks)
-
-    @property
-    def problems(self) -> list[str]:
-        """Every reason why it is not verified."""
-        return [f"{check.name}: {reason}" for check in self.checks if check.passed is False for reason in check.found]
-
-    def with_check(self, check: Check) -> Verification:
-        return replace(self, checks=(*self.checks, check))
-
-    def document(self) -> dict[str, Any]:
-        return {
-            "path": str(self.path),
-            "verified": self.verified,
-            "guarantee": self.content.get("guarantee") if self.verified else None,
-            "checks": [check.document() for check in self.checks],
-            "problems": self.problems,
-        }
 
 
 def verify(
@@ -79,7 +32,6 @@ def verify(
     """
     path = Path(out)
     public = None if key is None else read_public(Path(key))
-    loaded = Portfolio.load(portfolio) if isinstance(portfolio, str | Path) else portfolio
     file = path / CERTIFICATE_NAME
     accepted = f"a folder that holds {CERTIFICATE_NAME}, as `dpmerge merge` makes it"
     if not is_file(file):
@@ -99,9 +51,16 @@ def verify(
     checks += [Check("schema", True), _figures(certificate, declared)]
     if checks[-1].passed:
         checks.append(_card(path, certificate))
-    if loaded is not None:
-        checks += _portfolio(declared, loaded)
+    if portfolio is not None:
+        checks += provenance(declared, _loaded(portfolio, declared))
     return Verification(path, tuple(checks), declared, certificate.content, certificate.files)
+
+
+def _loaded(portfolio: Portfolio | str | Path, declared: Declared) -> Portfolio:
+    """Headers only: of the weights, those that went in are read when their commitments are opened."""
+    if isinstance(portfolio, Portfolio):
+        return portfolio
+    return Portfolio.load(portfolio, contents=False, allow=declared.portfolio.allowed)
 
 
 def _signature(certificate: Certificate, key: Any) -> Check:
@@ -143,13 +102,10 @@ def _wrong(path: Path, name: str, digest: str) -> str | None:
         file = path / name
         if not file.resolve().is_relative_to(path.resolve()):
             return f"{name} is a link out of the folder"
-        found = hashlib.sha256()
-        with file.open("rb") as stream:
-            while piece := stream.read(_PIECE):
-                found.update(piece)
+        found = file_digest(file)
     except OSError as error:
         return f"{name} cannot be read ({error.strerror})"
-    return None if found.hexdigest() == digest else f"{name} is not the file that was certified"
+    return None if found == digest else f"{name} is not the file that was certified"
 
 
 def _declared_part(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -208,38 +164,3 @@ def _card(path: Path, certificate: Certificate) -> Check:
         return Check("model card", False, (f"{CARD_NAME} cannot be read ({error})",))
     same = text == model_card(certificate.content, certificate.files)
     return Check("model card", same, () if same else (f"{CARD_NAME} does not say what the certificate says",))
-
-
-def _portfolio(declared: Declared, portfolio: Portfolio) -> Iterator[Check]:
-    terms = declared.terms
-    wrong = []
-    subject = {"dataset": portfolio.dataset, "unit": portfolio.unit, "adjacency": portfolio.adjacency.value}
-    for name, value in subject.items():
-        if getattr(terms, name) != value:
-            wrong.append(f"{name} is {getattr(terms, name)!r} in the certificate and {value!r} in the portfolio")
-    known = {run.id: run for run in portfolio.runs}
-    for stated in terms.runs:
-        if stated.run not in known:
-            wrong.append(f"run {stated.run} is not in the portfolio")
-        elif known[stated.run].manifest.statement != stated:
-            wrong.append(f"the manifest of {stated.run} says something else")
-    if not wrong and PortfolioFacts.of(portfolio, terms) != declared.portfolio:
-        wrong.append("what is said of the portfolio as a whole (complete, allowed differences) is something else")
-    yield Check("manifests", not wrong, tuple(wrong))
-    yield _commitments(declared, portfolio)
-
-
-def _commitments(declared: Declared, portfolio: Portfolio) -> Check:
-    try:
-        salt = release_salt(salt_of(portfolio), declared.release)
-    except InvalidInput as error:
-        return Check("commitments", False, (str(error),))
-    wrong = []
-    for each in declared.inputs:
-        try:
-            opened = commitment(portfolio, each.run, each.step, salt) == each.commitment
-        except InvalidInput:
-            opened = False
-        if not opened:
-            wrong.append(f"that of {each.run}@{each.step} does not open to what the portfolio holds")
-    return Check("commitments", not wrong, tuple(wrong))

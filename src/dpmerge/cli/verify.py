@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dpmerge.cli.options import LEDGER, require_jobs
+from dpmerge.cli.options import LEDGER, loaded_portfolio, require_jobs
 from dpmerge.cli.terminal import AsJson, one_line_errors, print_json, wide_console
 from dpmerge.errors import InvalidInput
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from dpmerge.certificate.verification import Check, Verification
+    from dpmerge.certificate.checks import Check, Verification
 
 
 def verify(
@@ -40,20 +40,17 @@ def verify(
     """
     with one_line_errors():
         from dpmerge.certificate.verification import verify as check
-        from dpmerge.portfolio.portfolio import Portfolio
 
         require_jobs(jobs)
         if portfolio is None and rebuild:
             raise InvalidInput("portfolio", None, "the portfolio it was made from, for --rebuild", found="nothing")
-        result = check(output, key=key)
-        if portfolio is not None:
-            allowed = result.declared.portfolio.allowed if result.declared else []
-            loaded = Portfolio.load(portfolio, allow=allowed)  # type: ignore[arg-type]
-            result = check(output, portfolio=loaded, key=key)
-            if rebuild:
-                from dpmerge.releasing.rebuilding import rebuilt
+        result = check(output, portfolio=portfolio, key=key)
+        if rebuild and portfolio is not None and result.declared is not None:
+            from dpmerge.releasing.rebuilding import rebuilt
 
-                result = result.with_check(rebuilt(result, loaded, jobs=jobs))
+            allowed = result.declared.portfolio.allowed
+            loaded = loaded_portfolio(portfolio, headers_only=True, allow=allowed)
+            result = result.with_check(rebuilt(result, loaded, jobs=jobs))
         if portfolio is not None or ledger is not None:
             result = _with_ledger(result, portfolio, ledger)
     if as_json:
@@ -66,7 +63,7 @@ def verify(
 
 def _with_ledger(result: Verification, portfolio: Path | None, where: str | None) -> Verification:
     """Whether the release was charged, where the ledger can be asked."""
-    from dpmerge.certificate.verification import Check
+    from dpmerge.certificate.checks import Check
     from dpmerge.cli.options import ledger_place
 
     declared = result.declared
@@ -87,7 +84,7 @@ def _with_ledger(result: Verification, portfolio: Path | None, where: str | None
 
 
 def _charged(charged: bool, known: object, result: Verification) -> Check:
-    from dpmerge.certificate.verification import Check
+    from dpmerge.certificate.checks import Check
     from dpmerge.ledger.request import Charged
 
     if not isinstance(known, Charged) or not (charged or known.adopted):

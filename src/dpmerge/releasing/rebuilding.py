@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from dpmerge.certificate.verification import Check, Verification
+from dpmerge.certificate.checks import Check, Verification
 from dpmerge.errors import DpmergeError
 from dpmerge.merging.recipe_files import build
 from dpmerge.planning.terms import CandidateTerms

@@ -1,0 +1,69 @@
+"""What a verification found: one check for each thing that was looked at.
+
+Guarantees: verified means that nothing failed; what could not be looked at says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dpmerge.certificate.predicate import Declared
+
+_PIECE = 2**20
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at: `passed` is None where it could not be, and `found` says why or what is wrong."""
+
+    name: str
+    passed: bool | None
+    found: tuple[str, ...] = ()
+
+    def document(self) -> dict[str, Any]:
+        return {"check": self.name, "passed": self.passed, "found": list(self.found)}
+
+
+@dataclass(frozen=True, eq=False)
+class Verification:
+    """What a verification found. `declared` is None if the certificate cannot be read as one."""
+
+    path: Path
+    checks: tuple[Check, ...]
+    declared: Declared | None
+    content: Mapping[str, Any]
+    files: Mapping[str, str]  # name → sha256, as certified
+
+    @property
+    def verified(self) -> bool:
+        return all(check.passed is not False for check in self.checks)
+
+    @property
+    def problems(self) -> list[str]:
+        """Every reason why it is not verified."""
+        return [f"{check.name}: {reason}" for check in self.checks if check.passed is False for reason in check.found]
+
+    def with_check(self, check: Check) -> Verification:
+        return replace(self, checks=(*self.checks, check))
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "path": str(self.path),
+            "verified": self.verified,
+            "guarantee": self.content.get("guarantee") if self.verified else None,
+            "checks": [check.document() for check in self.checks],
+            "problems": self.problems,
+        }
+
+
+def file_digest(file: Path) -> str:
+    """SHA-256 of a file."""
+    found = hashlib.sha256()
+    with file.open("rb") as stream:
+        while piece := stream.read(_PIECE):
+            found.update(piece)
+    return found.hexdigest()
