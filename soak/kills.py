@@ -475,7 +475,9 @@ class Victim:
     def _after_the_recovery(self, ledger: Ledger, found: str, charged: Charged | None) -> Iterator[str]:
         if ledger.pending():
             yield f"{found}: something is pending after recovery"
-        yield from (f"{found}: left behind: {name}" for name in hidden(self.place))
+        # A lock of a process that died before it charged anything is there until the place is used again.
+        left = [name for name in hidden(self.place) if charged is not None or not name.endswith(".lock")]
+        yield from (f"{found}: left behind: {name}" for name in left)
         portfolio = loaded(self.home)
         problems = [*broken(ledger, self.home), *leaks(self.place, ledger, portfolio)]
         yield from (f"{found}, recovered: {problem}" for problem in problems)

@@ -35,7 +35,7 @@ def model_card(content: Mapping[str, Any], files: Mapping[str, str]) -> str:
             "",
             *_headline(content),
             "",
-            f"Neighbouring data sets differ by {_ADJACENCY[terms['adjacency']].format(unit=terms['unit'])}. "
+            f"Neighbouring data sets differ by {_ADJACENCY[terms['adjacency']].format(unit=_plain(terms['unit']))}. "
             f"Data: {_plain(terms['dataset'])}. Setting: {content['setting']['model']} model; trusted: "
             f"{content['setting']['trusted']}.",
             "",
@@ -64,7 +64,7 @@ def model_card(content: Mapping[str, Any], files: Mapping[str, str]) -> str:
             "",
             "| δ | ε |",
             "|---|---|",
-            *(f"| {p['delta']:g} | {p['epsilon']} |" for p in content["profile"]["epsilonAtDelta"]),
+            *(f"| {p['delta']!r} | {p['epsilon']} |" for p in content["profile"]["epsilonAtDelta"]),
             "",
             *([f"It is μ-GDP with μ = {content['profile']['mu']}.", ""] if "mu" in content["profile"] else []),
             "## Caveats",
@@ -75,14 +75,13 @@ def model_card(content: Mapping[str, Any], files: Mapping[str, str]) -> str:
             "",
             "## Check it yourself",
             "",
-            "`privacy-certificate.json` holds all of the above with the mechanisms it was computed from. This command "
-            "computes every figure again and compares the files:",
+            "`privacy-certificate.json` holds all of the above with the mechanisms it was computed from. This computes "
+            "every figure again and compares the files:",
             "",
-            "    pip install dpmerge",
             "    dpmerge verify .",
             "",
             f"Release {content['release']} of {len(files)} file{'' if len(files) == 1 else 's'}, charged "
-            f"{content['chargedAt']}; ε = {guarantee['epsilon']} at δ = {guarantee['delta']:g}.",
+            f"{content['chargedAt']}; ε = {guarantee['epsilon']} at δ = {guarantee['delta']!r}.",
             "",
         ]
     )
@@ -98,7 +97,7 @@ def _front_matter(content: Mapping[str, Any]) -> list[str]:
 
 def _headline(content: Mapping[str, Any]) -> list[str]:
     guarantee, terms = content["guarantee"], content["terms"]
-    statement = f"(ε = {guarantee['epsilon']}, δ = {guarantee['delta']:g})-differential privacy"
+    statement = f"(ε = {guarantee['epsilon']}, δ = {guarantee['delta']!r})-differential privacy"
     if not content["proved"]:
         return [
             f"**No guarantee is proved.** Under assumptions that these runs do not meet it would be {statement}, "

@@ -14,6 +14,8 @@ from typing import Any
 from dpmerge.certificate.predicate import Declared
 
 _PIECE = 2**20
+_SHOWN = ("guarantee", "proved", "theorem", "choice", "tuning", "final", "caveats")
+"""Of the certificate, what a reader of the guarantee must not miss."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,10 @@ class Verification:
     content: Mapping[str, Any]
     files: Mapping[str, str]  # name → sha256, as certified
 
+    def __repr__(self) -> str:
+        found = "verified" if self.verified else f"not verified: {'; '.join(self.problems)}"
+        return f"Verification({str(self.path)!r}: {found})"
+
     @property
     def verified(self) -> bool:
         return all(check.passed is not False for check in self.checks)
@@ -54,7 +60,7 @@ class Verification:
         return {
             "path": str(self.path),
             "verified": self.verified,
-            "guarantee": self.content.get("guarantee") if self.verified else None,
+            **{name: self.content.get(name) if self.verified else None for name in _SHOWN},
             "checks": [check.document() for check in self.checks],
             "problems": self.problems,
         }

@@ -84,19 +84,27 @@ def _with_ledger(result: Verification, portfolio: Path | None, where: str | None
 
 
 def _charged(charged: bool, known: object, result: Verification) -> Check:
-    from dpmerge.certificate.checks import Check
+    from dpmerge.certificate.checks import Check, file_digest
+    from dpmerge.certificate.envelope import CERTIFICATE_NAME
     from dpmerge.ledger.request import Charged
 
     if not isinstance(known, Charged) or not (charged or known.adopted):
         return Check("ledger", False, ("has no such entry: it was restored from an older backup, or never charged",))
+    declared = result.declared
+    assert declared is not None
     if known.output is not None and dict(known.output.files) != dict(result.files):
         return Check("ledger", False, ("recorded other files for this release",))
-    if result.declared is not None and known.terms != result.declared.terms:
+    if known.terms != declared.terms or known.final != declared.final:
         return Check("ledger", False, ("charged other terms for this release",))
+    if declared.drawn is not None and known.index is not None and known.index != declared.drawn:
+        return Check("ledger", False, ("drew another candidate for this release",))
+    if known.output is not None and known.output.certificate != file_digest(result.path / CERTIFICATE_NAME):
+        return Check("ledger", False, ("recorded another certificate for this release",))
     return Check("ledger", True)
 
 
 def _print(result: Verification, console: Console) -> None:
+    from rich.padding import Padding
     from rich.text import Text
 
     marks = {True: ("✓", "green"), False: ("✗", "bold red"), None: ("–", "yellow")}
@@ -104,7 +112,7 @@ def _print(result: Verification, console: Console) -> None:
         mark, style = marks[check.passed]
         console.print(Text(f"{mark} {check.name}", style=style))
         for reason in check.found:
-            console.print(Text(f"    {reason}"))
+            console.print(Padding(Text(reason), (0, 0, 0, 4)))
     if not result.verified:
         count = len(result.problems)
         console.print(Text(f"\nNOT VERIFIED: {count} reason{'' if count == 1 else 's'}, above.", style="bold red"))
@@ -115,11 +123,19 @@ def _print(result: Verification, console: Console) -> None:
     paid = "" if content["choice"]["paidFor"] else ", not counting how it was chosen"
     console.print(
         Text(
-            f"\nVerified: ε = {guarantee['epsilon']} at δ = {guarantee['delta']:g} per {terms['unit']} "
+            f"\nVerified: ε = {guarantee['epsilon']} at δ = {guarantee['delta']!r} per {terms['unit']} "
             f"({terms['adjacency']}) by {content['theorem']}{proved}{paid}",
             style="bold" if content["proved"] and not paid else "bold yellow",
         )
     )
+    unchecked = [check.found[0] for check in result.checks if check.name == "signature" and check.passed is None]
+    if unchecked:
+        console.print(
+            Text(f"{unchecked[0].capitalize()}: the figures follow from the terms, who states them is not known.")
+        )
+    doubts = sorted({caveat["name"].replace("_", " ") for caveat in content["caveats"]})
+    if doubts:
+        console.print(Text(f"Caveats, in the model card: {', '.join(doubts)}."))
 
 
 def keygen(

@@ -86,6 +86,16 @@ def _folded(name: str) -> str:
     return re.sub(r"[\s_-]+", " ", unicodedata.normalize("NFKC", name).casefold()).strip()
 
 
+def require_unlocked_elsewhere(
+    state: State, book: Book, exposures: Iterable[Mapping[str, int]], *, final: bool
+) -> None:
+    """A run is locked, or was seen, whatever unit or adjacency it was counted under."""
+    touched = sorted(joined(*exposures))
+    for other in state.books.values():
+        if other.book != book:
+            require_unlocked(other, [dict.fromkeys((run for run in touched if run in other.runs), 0)], final=final)
+
+
 def require_unlocked(book: BookState, exposures: Iterable[Mapping[str, int]], *, final: bool) -> None:
     """Refuse runs that a final release has locked, and a final release of runs seen before."""
     touched = sorted(joined(*exposures))

@@ -16,7 +16,7 @@ from dpmerge.errors import DpmergeError, LedgerBroken
 from dpmerge.ledger.capping import adoption_cost, cap_body, cap_in
 from dpmerge.ledger.entries import Entry, canonical
 from dpmerge.ledger.rules import Proposal, admit
-from dpmerge.ledger.runs import require_own_book, require_same_runs
+from dpmerge.ledger.runs import require_own_book, require_same_runs, require_unlocked_elsewhere
 from dpmerge.ledger.state import BookState, Release, State, exposures, require_next, stated
 
 _AGREE = 1e-9  # relative: what another version of numpy may do to the last digits of a sum
@@ -77,6 +77,7 @@ def _require_release(state: State, book: BookState, entry: Entry) -> None:
     if not 0 <= body["index"] < len(release.exposures):
         raise LedgerBroken(f"entry {entry.seq}: a candidate was drawn that the terms do not have")
     proposal = Proposal(release.terms, release.exposures, body["final"])
+    require_unlocked_elsewhere(state, book.book, proposal.exposures, final=body["final"])
     admitted = admit(book.considering(runs), proposal)
     _require_counted(entry, admitted.counted, admitted.cost)
 

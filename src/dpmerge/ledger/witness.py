@@ -30,6 +30,7 @@ class Witness(Strict):
     ledger: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")] = Field(description="32 hexadecimal digits")
     seq: Annotated[int, Field(ge=0)] = Field(description="an integer ≥ 0")
     hash: Sha256 = Field(description="64 hexadecimal digits")
+    where: str = Field(default="", max_length=2000, description="text: where the ledger was")
 
 
 def read_witness(path: Path) -> Witness | None:
@@ -50,7 +51,8 @@ def check_witness(ledger: Ledger, path: Path) -> None:
     remedy = "bring the right one back, or count each output that has left: dpmerge ledger recover --adopt OUT"
     if witness.ledger != ledger.id:
         raise LedgerBroken(
-            f"{ledger.where}: is another ledger than the one {path} was last charged to ({witness.ledger}); {remedy}"
+            f"{ledger.where}: is another ledger than the one {path} was charged to, {witness.where or witness.ledger}; "
+            f"accepted: that one (--ledger or DPMERGE_LEDGER)"
         )
     if witness.seq > 0 and not ledger.contains(witness.seq, witness.hash):
         raise LedgerBroken(
@@ -68,7 +70,7 @@ def update_witness(ledger: Ledger, path: Path) -> None:
         if witness is not None and witness.seq >= seq:
             return
         # Who was slow may write an older one over a newer: so each looks again after writing.
-        content = Witness(ledger=ledger.id, seq=seq, hash=digest).model_dump(by_alias=True)
+        content = Witness(ledger=ledger.id, seq=seq, hash=digest, where=ledger.where).model_dump(by_alias=True)
         try:
             write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
         except OSError as error:

@@ -23,7 +23,13 @@ from dpmerge.merging.layout import layout_like
 from dpmerge.merging.noise import Noise, NoiseScratch
 from dpmerge.merging.progress import ByteCount, Progressed
 from dpmerge.merging.sources import Input, file_header
-from dpmerge.merging.stretches import Stretch, require_mergeable, rules_of, stretches_of
+from dpmerge.merging.stretches import (
+    Stretch,
+    require_mergeable,
+    require_noise_everywhere,
+    rules_of,
+    stretches_of,
+)
 from dpmerge.merging.turnstile import Stopped, stop_all
 from dpmerge.merging.writing import Output, WrittenFile, write_small
 from dpmerge.portfolio.runs import SavedCheckpoint, is_weights
@@ -53,6 +59,8 @@ def merge(
     if jobs < 1:
         raise InvalidInput("jobs", jobs, "an integer ≥ 1")
     require_mergeable(parts, donor)
+    if release_noise > 0:
+        require_noise_everywhere(donor, trained)
     layout = layout_like(donor, {path: file_header(path).metadata for path in donor.files if is_weights(path)})
     order = [slot.name for file in layout.files for slot in file.slots]
     rules = rules_of(

@@ -42,6 +42,7 @@ class Source:
         self._checkpoint = checkpoint
         self._descriptor: int | None = None
         self._stat: tuple[int, int, int] | None = None
+        self.hashed: tuple[int, int, int] | None = None  # as it was when it was hashed on its own
         self._lock = threading.Lock()
 
     def open(self) -> None:
@@ -50,6 +51,8 @@ class Source:
             return
         self._descriptor = opened(self.path)
         self._stat = state(self._descriptor)
+        if self.hashed is not None and self._stat != self.hashed:
+            raise _changed(self.path)
         header = header_of(self.path, self._descriptor)
         require_known(self._checkpoint, self.path, header)
         if self.whole is not None:
@@ -94,7 +97,10 @@ class Input:
         if hashing:
             alone = checkpoint.files if not in_order and not self._by_tensor else set(checkpoint.files) - set(paths)
             for path in alone:
-                require_digest(checkpoint, path, file_digest(path))
+                digest, before = file_digest(path)
+                require_digest(checkpoint, path, digest)
+                if path in self.sources:
+                    self.sources[path].hashed = before
         for source in self.sources.values():
             if not source.unread:  # a file of no values is read by opening it
                 try:
@@ -223,8 +229,8 @@ def require_digest(checkpoint: SavedCheckpoint, path: Path, found: str) -> None:
         raise DigestMismatch(checkpoint.manifest_file, f"sha256 of {path.name}", recorded, accepted, found=there)
 
 
-def file_digest(path: Path) -> str:
-    """The digest of a file, read on its own."""
+def file_digest(path: Path) -> tuple[str, tuple[int, int, int]]:
+    """The digest of a file, read on its own, and by what a change of it is recognised."""
     digest, buffer = hashlib.sha256(), bytearray(_PIECE)
     descriptor = opened(path)
     try:
@@ -236,7 +242,7 @@ def file_digest(path: Path) -> str:
         require_unchanged(path, descriptor, before)
     finally:
         os.close(descriptor)
-    return digest.hexdigest()
+    return digest.hexdigest(), before
 
 
 def _unreadable(path: Path, error: OSError) -> BadCheckpoint:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from dpmerge.errors import InvalidInput
+from dpmerge.errors import InvalidInput, TensorMismatch
 from dpmerge.merging.arithmetic import FLOATS
 from dpmerge.merging.layout import Layout
 from dpmerge.merging.sources import Input, Source
@@ -74,6 +74,19 @@ def require_mergeable(parts: Sequence[tuple[SavedCheckpoint, float]], donor: Sav
             raise InvalidInput(f"weight of {checkpoint.name}", weight, "a number above 0, at most 1")
         if (difference := tensor_difference(donor, checkpoint)) is not None:
             raise difference
+
+
+def require_noise_everywhere(donor: SavedCheckpoint, trained: Collection[str] | None) -> None:
+    """Noise that misses what was trained would certify a model that left as it was."""
+    reached = [name for name in donor.tensors if trained is None or name in trained]
+    for name in reached:
+        path, slot = donor.tensors[name]
+        if slot.dtype not in FLOATS and trained is not None:
+            accepted = f"trained tensors of {', '.join(FLOATS)}, to which release noise can be added"
+            raise TensorMismatch(path, f"{name}.dtype", slot.dtype, accepted)
+    if not any(donor.tensors[name][1].dtype in FLOATS for name in reached):
+        accepted = "at least one trained tensor, to which release noise can be added"
+        raise TensorMismatch(donor.manifest_file, "tensors.trained", None, accepted, found="none")
 
 
 def rules_of(

@@ -171,29 +171,39 @@ class Terms(Stated):
             raise InvalidInput("runs", [s.run for s in self.runs], "each run once")
         _require_units(self.probabilities, len(self.candidates))
         for place, candidate in enumerate(self.candidates):
-            seen = {each.run: each.step for each in candidate.seen}
-            if len(seen) != len(candidate.seen):
-                raise InvalidInput(f"candidates[{place}].seen", list(seen), "each run once")
-            for run in (*seen, *(part.run for part in candidate.parts)):
-                if run not in self.statements:
-                    raise InvalidInput(
-                        f"candidates[{place}]", run, f"runs that are stated: {', '.join(self.statements)}"
-                    )
-            exposed = {run.label: step for run, step in Exposure.of(self._checkpoints(candidate)).steps.items()}
-            for run, step in exposed.items():
-                if seen.get(run, -1) < step:
-                    accepted = f"at least step {step} of {run}, which the candidate is made of or descends from"
-                    raise InvalidInput(f"candidates[{place}].seen", seen.get(run), accepted)
-            if candidate.theorem != "joint_release" and seen != exposed:
-                accepted = "what the candidate is made of, and no more, unless it is priced as a joint release"
-                raise InvalidInput(f"candidates[{place}].seen", seen, accepted)
-            candidate.recipe  # noqa: B018  weights that are no recipe are refused here
-        if self.choice.kind != "data_independent" and self.is_final and self.choice.kind != "uncharged":
-            accepted = "joint_release: a choice made by looking voids all other theorems"
-            raise InvalidInput("candidates.theorem", [c.theorem for c in self.candidates], accepted)
+            self._require_seen(f"candidates[{place}]", candidate)
+        if self.choice.kind in ("public_evaluation", "private_validation"):
+            if self.is_final:
+                accepted = "joint_release: a choice made by looking voids all other theorems"
+                raise InvalidInput("candidates.theorem", [c.theorem for c in self.candidates], accepted)
+            if len(self.candidates) > 1:
+                accepted = "one candidate: a draw whose candidates were chosen by looking is not random selection"
+                raise InvalidInput("candidates", len(self.candidates), accepted)
         if (self.choice.kind == "private_validation") != (self.validation is not None):
             raise InvalidInput("validation", None, "the cost of the choice, for private_validation and nothing else")
         return self
+
+    def _require_seen(self, where: str, candidate: CandidateTerms) -> None:
+        """What was looked at is stated in full: all the candidate is made of, and all that anything descends from."""
+        seen = {each.run: each.step for each in candidate.seen}
+        if len(seen) != len(candidate.seen):
+            raise InvalidInput(f"{where}.seen", list(seen), "each run once")
+        for run in (*seen, *(part.run for part in candidate.parts)):
+            if run not in self.statements:
+                raise InvalidInput(where, run, f"runs that are stated: {', '.join(self.statements)}")
+        exposed = {run.label: step for run, step in Exposure.of(self._checkpoints(candidate)).steps.items()}
+        for run, step in exposed.items():
+            if seen.get(run, -1) < step:
+                accepted = f"at least step {step} of {run}, which the candidate is made of or descends from"
+                raise InvalidInput(f"{where}.seen", seen.get(run), accepted)
+        if candidate.theorem != "joint_release" and seen != exposed:
+            accepted = "what the candidate is made of, and no more, unless it is priced as a joint release"
+            raise InvalidInput(f"{where}.seen", seen, accepted)
+        looked = {run.label: step for run, step in self.exposure(candidate).steps.items()}
+        if looked != seen:
+            accepted = "every run that was looked at with all it descends from"
+            raise InvalidInput(f"{where}.seen", seen, accepted)
+        candidate.recipe  # noqa: B018  weights that are no recipe are refused here
 
     @cached_property
     def statements(self) -> dict[str, RunStatement]:

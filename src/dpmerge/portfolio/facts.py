@@ -28,7 +28,9 @@ from dpmerge.privacy.releases import (
 )
 from dpmerge.privacy.smoothness import SmoothKind, Smoothness
 
-Text = Annotated[str, Field(min_length=1, max_length=500)]
+AnyText = Annotated[str, Field(min_length=1, max_length=500)]
+Text = Annotated[str, Field(min_length=1, max_length=500, pattern="^[^\x00-\x1f\x7f-\x9f\u2028\u2029]+$")]
+"""One line: it is printed, and must not look like a line of ours."""
 SamplingName = Literal["full_batch", "poisson", "shuffled", "unknown"]
 
 
@@ -120,6 +122,11 @@ class DpSgdFacts(Strict):
         if (self.loss_reduction == "mean") != (self.expected_batch_size is not None):
             accepted = "a finite number > 0 where loss_reduction is mean, and left out where it is sum"
             raise InvalidInput("expected_batch_size", self.expected_batch_size, accepted)
+        records = self.smoothness.records if self.smoothness is not None else None
+        divisor = self.expected_batch_size if self.sampling == "full_batch" else None
+        if records is not None and divisor is not None and records < divisor:
+            accepted = f"an integer ≥ {divisor:g}, the expected size of a full batch"
+            raise InvalidInput("smoothness.records", records, accepted)
         return self
 
     def mechanism(self, setting: Setting) -> Mechanism:

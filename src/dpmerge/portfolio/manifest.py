@@ -21,7 +21,7 @@ from pydantic import Field, model_validator
 
 from dpmerge.documents import LARGEST_DOCUMENT, Strict, read_bytes, strict_json, validated
 from dpmerge.errors import BadManifest, InvalidInput, PortfolioError, UnsafePath
-from dpmerge.portfolio.facts import MECHANISM_KINDS, DpSgdFacts, MechanismFacts, Text
+from dpmerge.portfolio.facts import MECHANISM_KINDS, AnyText, DpSgdFacts, MechanismFacts, Text
 from dpmerge.portfolio.statement import (
     RUN_ID,
     Ancestry,
@@ -84,9 +84,9 @@ class Noise(Strict):
 class Tensors(Strict):
     """The tensors of the checkpoints: which the run trained and which it left as they were."""
 
-    trained: list[Text] = Field(description="a list of tensor names")
-    frozen: list[Text] = Field(default_factory=list, description="a list of tensor names")
-    initial: dict[Text, Sha256] = Field(
+    trained: list[AnyText] = Field(description="a list of tensor names")
+    frozen: list[AnyText] = Field(default_factory=list, description="a list of tensor names")
+    initial: dict[AnyText, Sha256] = Field(
         default_factory=dict, description="an object of tensor names and their digests at the start"
     )
     frozen_weights: Sha256 | None = Field(
@@ -97,7 +97,7 @@ class Tensors(Strict):
 class File(Strict):
     """One file of a checkpoint."""
 
-    name: Text = Field(description="a relative path inside the run's folder")
+    name: AnyText = Field(description="a relative path inside the run's folder")
     sha256: Sha256 = Field(description="64 hexadecimal digits")
 
 
@@ -145,10 +145,9 @@ class Manifest(Strict):
             raise InvalidInput("dataset.size", self.dataset.size, accepted)
         if isinstance(self.mechanism, DpSgdFacts) and self.mechanism.smoothness is not None:
             records, size = self.mechanism.smoothness.records, self.dataset.size
-            divisor = self.mechanism.expected_batch_size if self.mechanism.sampling == "full_batch" else None
-            for least, what in ((size, "the size of the data set"), (divisor, "the expected size of a full batch")):
-                if records is not None and least is not None and records < least:
-                    raise InvalidInput("mechanism.smoothness.records", records, f"an integer ≥ {least:g}, {what}")
+            if records is not None and size is not None and records < size:
+                accepted = f"an integer ≥ {size}, the size of the data set"
+                raise InvalidInput("mechanism.smoothness.records", records, accepted)
         _require_whole_epochs(self)
         # Whether the parent is there is the portfolio's business; every other fact is checked here.
         mechanism = _within("mechanism", lambda: self.mechanism_from(None))

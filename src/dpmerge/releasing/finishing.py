@@ -37,10 +37,11 @@ def finish(
     portfolio: Portfolio,
     *,
     out: Path,
+    let_go: Callable[[], None],
     jobs: int = 2,
     progress: Progress | None = None,
 ) -> Certificate:
-    """Make the release, or find it made; `out` is where it is wanted."""
+    """Make the release, or find it made; `out` is where it is wanted, and whoever calls holds its lock (`only_one`)."""
     order = Order.read(charged.details)
     if charged.status == "abandoned":
         accepted = "a key of a release that was not abandoned"
@@ -51,10 +52,9 @@ def finish(
         accepted = f"{order.out}, where this release is being made; once it is there it can be handed out elsewhere"
         raise InvalidInput("output", str(out), accepted)
     order.require_same(charged, portfolio)
-    with only_one(out, charged.release_id):
-        made = published(out, charged) or _settled(ledger, charged, portfolio, order, jobs, progress)
-        remove_leftovers(out)
-    # The lock is gone: who comes now finds the output, and notes the same.
+    made = published(out, charged) or _settled(ledger, charged, portfolio, order, jobs, progress)
+    remove_leftovers(out)
+    let_go()  # who comes now finds the output, and would note the same
     ledger.complete(charged.release_id, files=made.files, certificate=_digest(out / CERTIFICATE_NAME), where=str(out))
     return made
 
@@ -210,10 +210,29 @@ def _digest(file: Path) -> str:
     return hashlib.sha256(read_bytes(file)).hexdigest()
 
 
+def is_being_made(out: Path) -> bool:
+    """Whether a process is making a release in this place at this moment."""
+    try:
+        descriptor = os.open(_lock(out), os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _lock(out: Path) -> Path:
+    return out.with_name(f".{out.name}.lock")
+
+
 @contextmanager
-def only_one(out: Path, release_id: str) -> Iterator[None]:
-    """Let one process make a release: two would draw its noise twice."""
-    lock = out.with_name(f".{out.name}.{release_id[:12]}.lock")
+def only_one(out: Path) -> Iterator[Callable[[], None]]:
+    """Let one process make releases in a place: two would draw noise twice. What is yielded removes the lock early."""
+    lock = _lock(out)
     try:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
@@ -223,10 +242,10 @@ def only_one(out: Path, release_id: str) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            accepted = "a release that no other process is making at this moment"
-            raise CannotWrite("output", str(out), accepted, found=f"release {release_id}, being made") from None
+            accepted = "a place where no other process is making a release"
+            raise CannotWrite("output", str(out), accepted, found="a release that is being made") from None
         try:
-            yield
+            yield lambda: lock.unlink(missing_ok=True)
         finally:
             lock.unlink(missing_ok=True)
     finally:

@@ -6,6 +6,7 @@ terms, the same certificate. No noise and no weights are in it.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -53,6 +54,7 @@ class Order(Stated):
     inputs: dict[Text, list[Hex256]] = Field(description="an object of checkpoints and the digests of their files")
     asked: dict[Text, Text] = Field(default_factory=dict, description="an object: in whose words it was asked for")
     tools: dict[Text, Text] = Field(description="an object of names and versions")
+    nonce: Hex256 = Field(description="64 random hexadecimal digits: they blind the entry's hash, which is public")
 
     @classmethod
     def of(
@@ -81,6 +83,7 @@ class Order(Stated):
             inputs=input_digests(portfolio, planned.terms),
             asked=dict(planned.asked),
             tools={"dpmerge": __version__},
+            nonce=secrets.token_hex(32),
         )
 
     @classmethod

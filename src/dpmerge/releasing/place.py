@@ -12,7 +12,8 @@ from dpmerge.certificate.envelope import CERTIFICATE_NAME, read_certificate
 from dpmerge.documents import is_file, read_bytes
 from dpmerge.errors import InvalidInput, LedgerBroken
 from dpmerge.ledger.ledger import Ledger
-from dpmerge.ledger.witness import check_witness, update_witness
+from dpmerge.ledger.witness import check_witness, read_witness, update_witness
+from dpmerge.planning.terms import Terms
 from dpmerge.portfolio.portfolio import Portfolio
 
 LEDGER_NAME = "privacy-ledger.sqlite"
@@ -24,9 +25,32 @@ def default_ledger(portfolio: Portfolio) -> Path:
     return portfolio.path / LEDGER_NAME
 
 
+def witnesses(portfolio: Portfolio, terms: Terms | None = None) -> list[Path]:
+    """Where a portfolio's ledger is remembered: beside it, and in the folder of every run (of some terms).
+
+    A run that is named alone, listed elsewhere or copied still knows where it was charged.
+    """
+    involved = {stated.run for stated in terms.runs} if terms is not None else {run.id for run in portfolio.runs}
+    folders = [run.folder for run in portfolio.runs if run.id in involved]
+    return [folder / WITNESS_NAME for folder in dict.fromkeys([portfolio.path, *folders])]
+
+
+def opened_ledger(place: str | Path, portfolio: Portfolio) -> Ledger:
+    """The ledger, made if nothing was ever charged; one that was lost is not replaced by an empty one."""
+    if isinstance(place, Path) and not place.exists():
+        for path in witnesses(portfolio):
+            if (seen := read_witness(path)) is not None:
+                raise LedgerBroken(
+                    f"{place}: there is no ledger, and {path} was charged to {seen.where or seen.ledger}; accepted: "
+                    "that one (--ledger or DPMERGE_LEDGER), or a copy of it"
+                )
+    return Ledger.open(place)
+
+
 def require_whole_ledger(ledger: Ledger, portfolio: Portfolio, out: Path | None) -> None:
     """Notice a ledger that was restored from an older backup: an entry that is known to have been made is not there."""
-    check_witness(ledger, portfolio.path / WITNESS_NAME)
+    for path in witnesses(portfolio):
+        check_witness(ledger, path)
     if out is not None and is_file(file := out / CERTIFICATE_NAME):
         try:
             entry = read_certificate(read_bytes(file)).content["ledger"]
@@ -40,6 +64,7 @@ def require_whole_ledger(ledger: Ledger, portfolio: Portfolio, out: Path | None)
             )
 
 
-def witness(ledger: Ledger, portfolio: Portfolio) -> None:
-    """Remember the newest entry beside the portfolio."""
-    update_witness(ledger, portfolio.path / WITNESS_NAME)
+def witness(ledger: Ledger, portfolio: Portfolio, terms: Terms | None = None) -> None:
+    """Remember the newest entry beside the portfolio, and in the folders of the runs it is about."""
+    for path in witnesses(portfolio, terms) if terms is not None else [portfolio.path / WITNESS_NAME]:
+        update_witness(ledger, path)

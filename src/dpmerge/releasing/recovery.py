@@ -1,8 +1,7 @@
 """After a crash, or a restored backup: what was charged is finished, what has left is counted again.
 
 Guarantees: a pending release is finished with the draw it was charged with, or abandoned and still charged; an output
-whose entry is missing is adopted only if its certificate verifies, and then counts as if every candidate had left,
-unless the draw is known.
+whose entry is missing is adopted only if its certificate verifies, and then counts as if every candidate had left.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from dpmerge.merging.staging import remove_leftovers
 from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.releasing.finishing import finish, only_one
 from dpmerge.releasing.order import Order
-from dpmerge.releasing.place import WITNESS_NAME, require_whole_ledger, witness
+from dpmerge.releasing.place import WITNESS_NAME, require_whole_ledger, witness, witnesses
 
 Progress = Callable[[int, int], object]
 
@@ -44,8 +43,9 @@ def recover(ledger: Ledger, *, jobs: int = 2, progress: Progress | None = None) 
         try:
             portfolio = order.load_portfolio()
             require_whole_ledger(ledger, portfolio, None)
-            finish(ledger, charged, portfolio, out=Path(order.out), jobs=jobs, progress=progress)
-            witness(ledger, portfolio)
+            with only_one(Path(order.out)) as let_go:
+                finish(ledger, charged, portfolio, out=Path(order.out), let_go=let_go, jobs=jobs, progress=progress)
+            witness(ledger, portfolio, charged.terms)
         except DpmergeError as error:
             yield Recovered(charged.release_id, order.out, str(error))
         else:
@@ -58,7 +58,7 @@ def abandon(ledger: Ledger, release_id: str) -> None:
     if charged is None:
         raise InvalidInput("abandon", release_id, "the id of a release in this ledger")
     order = Order.read(charged.details)
-    with only_one(Path(order.out), release_id):
+    with only_one(Path(order.out)):
         ledger.abandon(release_id, "given up by whoever keeps the ledger")
         remove_leftovers(Path(order.out))
     if order.home.is_dir():
@@ -72,7 +72,7 @@ def adopt(ledger: Ledger, out: Path, portfolio: Portfolio) -> str:
     if not verification.verified or declared is None:
         raise InvalidInput("adopt", str(out), "an output that verifies", found="; ".join(verification.problems[:3]))
     manifests = {stated.run: portfolio.run(stated.run).manifest for stated in declared.terms.runs}
-    index = declared.drawn if len(declared.terms.candidates) > 1 else 0
+    index = 0 if len(declared.terms.candidates) == 1 else None  # which was drawn nobody can vouch for any more
     ledger.adopt(
         declared.release,
         terms=declared.terms,
@@ -90,4 +90,6 @@ def adopt(ledger: Ledger, out: Path, portfolio: Portfolio) -> str:
 
 def accept(ledger: Ledger, portfolio: Portfolio) -> None:
     """Go on with the ledger as it is: whoever says so vouches that every output whose entry was lost is adopted."""
-    replace_witness(ledger, portfolio.path / WITNESS_NAME)
+    for path in witnesses(portfolio):
+        if path.exists():
+            replace_witness(ledger, path)

@@ -7,25 +7,30 @@ Refuses: whatever the ledger refuses (caps, locked runs), targets that are there
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
+from dpmerge.certificate.envelope import CERTIFICATE_NAME
 from dpmerge.certificate.keys import read_private
-from dpmerge.errors import DpmergeError, InvalidInput
+from dpmerge.certificate.predicate import input_names
+from dpmerge.documents import is_file
+from dpmerge.errors import CannotWrite, DpmergeError, InvalidInput
 from dpmerge.ledger.identity import identity_of, noise_mark
 from dpmerge.ledger.ledger import Ledger
 from dpmerge.ledger.request import ChargeRequest
 from dpmerge.merging.draw import draw
-from dpmerge.merging.recipe_files import donor_of
+from dpmerge.merging.readiness import require_ready, require_recorded
 from dpmerge.merging.staging import require_writable
 from dpmerge.planning.plan import Plan
 from dpmerge.planning.planned import Planned
 from dpmerge.planning.target import Guarantee
-from dpmerge.releasing.finishing import finish
+from dpmerge.releasing.finishing import finish, is_being_made, only_one
 from dpmerge.releasing.order import Adapters, Order
-from dpmerge.releasing.place import default_ledger, require_whole_ledger, witness
+from dpmerge.releasing.place import default_ledger, opened_ledger, require_whole_ledger, witness, witnesses
 
 _SHOWN = (
     "guarantee", "target", "theorem", "proved", "final", "choice", "tuning", "outcomes", "ledger", "caveats",
@@ -44,6 +49,10 @@ class Release:
     files: Mapping[str, str]
     signed: bool
     already: bool
+
+    def __repr__(self) -> str:
+        stated = self.guarantee
+        return f"Release({str(self.path)!r}: ε = {stated.epsilon:g} at δ = {stated.delta!r}, {self.release_id})"
 
     @property
     def guarantee(self) -> Guarantee:
@@ -102,21 +111,24 @@ def release(
     order = Order.of(
         planned, out=target, donor=donor, adapters=adapters, reveal_draw=reveal_draw, key=key, overwrite=overwrite
     )
-    with Ledger.open(default_ledger(portfolio) if ledger is None else ledger) as book:
+    place = default_ledger(portfolio) if ledger is None else ledger
+    require_writable(target, overwrite=True)
+    with only_one(target) as let_go, opened_ledger(place, portfolio) as book:
         require_whole_ledger(book, portfolio, target)
         request = _request(planned, final, request_key, order)
         known = book.by_key(request.book, request_key) if request_key is not None else None
         if known is None:
-            require_makeable(planned, order)
+            require_makeable(planned, order, place, jobs)
+            require_nothing_pending(book, planned, target)
         charged = book.charge(request, draw)
-        witness(book, portfolio)
         try:
-            made = finish(book, charged, portfolio, out=target, jobs=jobs, progress=progress)
+            witness(book, portfolio, planned.terms)
+            made = finish(book, charged, portfolio, out=target, let_go=let_go, jobs=jobs, progress=progress)
         except DpmergeError as error:
             if charged.status == "pending":
                 error.add_note(f"release {charged.release_id} is charged; `dpmerge ledger recover` finishes it")
             raise
-        witness(book, portfolio)
+        witness(book, portfolio, planned.terms)
     return Release(Path(out), charged.release_id, made.content, made.files, made.is_signed, charged.already)
 
 
@@ -138,9 +150,44 @@ def _request(planned: Planned, final: bool, request_key: str | None, order: Orde
     )
 
 
-def require_makeable(planned: Planned, order: Order) -> None:
-    """Refuse before charging what could not be written afterwards."""
-    portfolio = planned.portfolio
-    require_writable(Path(order.out), overwrite=order.overwrite, inputs=[run.folder for run in portfolio.runs])
-    for each in planned.terms.candidates:
-        donor_of([(portfolio.saved(f"{part.run}@{part.step}"), part.weight) for part in each.parts], order.donor)
+def require_makeable(planned: Planned, order: Order, ledger: str | Path, jobs: int) -> None:
+    """Refuse before charging what could not be made, or would destroy something, afterwards."""
+    portfolio, out = planned.portfolio, Path(order.out)
+    require_writable(out, overwrite=order.overwrite, inputs=[run.folder for run in portfolio.runs])
+    protected = [portfolio.path, *(Path(each) for each in (order.key, ledger) if each is not None and _is_path(each))]
+    for path in protected:
+        if path.resolve().is_relative_to(out.resolve()):
+            raise CannotWrite("output", str(out), f"a folder without {path} in it")
+    if out.is_dir() and any(out.iterdir()) and not is_file(out / CERTIFICATE_NAME):
+        raise CannotWrite(
+            "output", str(out), "to overwrite an earlier release, and nothing else", found="another folder"
+        )
+    for place in witnesses(portfolio, planned.terms):
+        if not os.access(place.parent, os.W_OK):
+            accepted = "a folder that can be written to: what is released is noted there"
+            raise CannotWrite("portfolio", str(place.parent), accepted)
+    recipes = [each.recipe for each in planned.terms.candidates]
+    needed = max(require_ready(portfolio, r, donor=order.donor, adapters=order.adapters) for r in recipes)
+    if (free := shutil.disk_usage(out.parent).free) < needed:
+        raise CannotWrite("output", str(out), f"a place with room for {needed:,} bytes", found=f"room for {free:,}")
+    if len(recipes) > 1:
+        require_recorded([portfolio.saved(f"{run}@{step}") for run, step in input_names(planned.terms)], jobs)
+
+
+def _is_path(place: str | Path) -> bool:
+    return isinstance(place, Path) or "://" not in place
+
+
+def require_nothing_pending(ledger: Ledger, planned: Planned, out: Path) -> None:
+    """Refuse to charge again, or to draw again, what was charged and drawn by a process that died."""
+    for pending in ledger.pending():
+        order = Order.read(pending.details)
+        again = len(planned.terms.candidates) > 1 and pending.terms == planned.terms
+        other = Path(order.out)
+        if other == out or (again and not is_being_made(other)):
+            accepted = (
+                f"to finish it (`dpmerge ledger recover {planned.portfolio.path}`), to give it up "
+                f"(`… --abandon {pending.release_id}`), or its own request key"
+            )
+            found = f"release {pending.release_id}, charged and not finished"
+            raise CannotWrite("output", order.out, accepted, found=found)

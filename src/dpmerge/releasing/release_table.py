@@ -17,7 +17,7 @@ def print_release(made: Release, console: Console) -> None:
     unpaid = "" if content["choice"]["paidFor"] else " (how it was chosen is not paid for)"
     console.print(
         Text(
-            f"{unproved}ε = {guarantee['epsilon']} at δ = {guarantee['delta']:g} per {terms['unit']}, "
+            f"{unproved}ε = {guarantee['epsilon']} at δ = {guarantee['delta']!r} per {terms['unit']}, "
             f"{terms['adjacency']}, by {content['theorem']}{unpaid}".strip(),
             style="bold green" if not unproved and not unpaid else "bold yellow",
         )

@@ -1,0 +1,69 @@
+"""Can this be made? Everything about a recipe that can be known before it is charged.
+
+Guarantees: what passes fails later only if a file changes or the disk does; noise reaches every tensor it has to.
+Refuses: runs that may not be averaged, tensors that differ, adapters that do not fit together, trained tensors to which
+noise cannot be added, tensors that are called frozen and have moved, files that are not what was recorded.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from dpmerge.errors import TensorMismatch
+from dpmerge.merging.adapters import concatenate, require_one_scaling
+from dpmerge.merging.recipe_files import Adapters, donor_of, trained_by
+from dpmerge.merging.sources import file_digest, require_digest
+from dpmerge.merging.stretches import require_mergeable, require_noise_everywhere
+from dpmerge.portfolio.portfolio import Portfolio
+from dpmerge.portfolio.recipe import Recipe
+from dpmerge.portfolio.runs import Run, SavedCheckpoint, is_weights
+from dpmerge.portfolio.tensors import read_contents, read_header
+
+
+def require_ready(portfolio: Portfolio, recipe: Recipe, *, donor: str | None, adapters: Adapters) -> int:
+    """How many bytes the output needs, about; or why it cannot be made."""
+    parts = [(portfolio.saved(name), weight) for name, weight in recipe.parts]
+    runs = [portfolio.run(name) for name in dict.fromkeys(checkpoint.run for checkpoint, _ in parts)]
+    giving = donor_of(parts, donor)
+    if len(runs) > 1:
+        portfolio.require_combinable(runs)
+    require_mergeable(parts, giving)
+    if recipe.release_noise > 0:
+        require_noise_everywhere(giving, trained_by(runs))
+        for run in runs:
+            _require_frozen(run, [checkpoint for checkpoint, _ in parts if checkpoint.run == run.id])
+    located = [(portfolio.run(checkpoint.run), checkpoint, weight) for checkpoint, weight in parts]
+    if adapters == "concatenated":
+        with tempfile.TemporaryDirectory(prefix="dpmerge-") as folder:  # adapters are small
+            concatenate(located, Path(folder), donor=giving)
+    else:
+        require_one_scaling(located)
+    return sum(slot.end - slot.start for _, slot in giving.tensors.values())
+
+
+def _require_frozen(run: Run, checkpoints: Sequence[SavedCheckpoint]) -> None:
+    """What a run says it did not train is what it was at its start, where that is known: noise passes it by."""
+    facts = run.manifest.tensors
+    for checkpoint in checkpoints if facts is not None else ():
+        assert facts is not None
+        known = {name for name in facts.frozen if name in facts.initial}
+        for path in {checkpoint.tensors[name][0] for name in known}:
+            found = read_contents(path, read_header(path)).tensors
+            for name in sorted(known & found.keys()):
+                if found[name] != facts.initial[name]:
+                    accepted = "a frozen tensor as it was at the start of the run, or a trained one"
+                    raise TensorMismatch(path, name, None, accepted, found="other values")
+
+
+def require_recorded(checkpoints: Iterable[SavedCheckpoint], jobs: int = 2) -> None:
+    """Refuse before a draw what could fail after it: a candidate that cannot be made would never be drawn."""
+    files = [(checkpoint, path) for checkpoint in checkpoints for path in checkpoint.files if is_weights(path)]
+
+    def check(each: tuple[SavedCheckpoint, Path]) -> None:
+        require_digest(each[0], each[1], file_digest(each[1])[0])
+
+    with ThreadPoolExecutor(jobs, thread_name_prefix="hash") as pool:
+        list(pool.map(check, files))
