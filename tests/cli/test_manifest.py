@@ -71,6 +71,26 @@ def test_a_model_known_by_a_pair_joins_a_portfolio(tmp_path: Path) -> None:
     assert portfolio.everything().profile().epsilon(1e-5) == 1.2
 
 
+def test_a_sharded_model_is_named_by_its_index(tmp_path: Path) -> None:
+    shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    for place, shard in enumerate(shards):
+        save_file({f"w{place}": np.full(3, place, dtype=np.float32)}, tmp_path / shard)
+    index = {"metadata": {"total_size": 24}, "weight_map": {f"w{p}": shard for p, shard in enumerate(shards)}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    result = new(tmp_path / "privacy.json", PAIR, "--checkpoint", "1=model.safetensors.index.json")
+    assert result.exit_code == 0, result.stderr
+    saved = Portfolio.load(tmp_path).saved("partner@1")
+    assert [file.name for file in saved.files] == [*shards, "model.safetensors.index.json"]
+    assert set(saved.tensors) == {"w0", "w1"}
+
+
+def test_an_index_that_names_no_shards_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "index.json").write_text("{}")
+    result = new(tmp_path / "privacy.json", PAIR, "--checkpoint", "1=index.json")
+    assert result.exit_code == 2
+    assert "an index with a weight_map" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("flags", "kind"),
     [

@@ -96,6 +96,8 @@ class TestMerge:
 
     def test_locked_runs_are_planned_around(self, here: Path) -> None:
         assert merged("--final", portfolio="probe", epsilon=0.12).exit_code == 0
+        result = merged(portfolio="probe", epsilon=1, out="third")
+        assert "note: planned without s64 (locked, or beyond the ceiling" in result.stderr
         found = document(merged("--json", portfolio="probe", epsilon=1, out="other"))
         assert "s64" not in found["outcomes"][0]["recipe"]
 
@@ -184,7 +186,8 @@ class TestVerify:
     def test_an_output_that_was_never_charged(self, here: Path) -> None:
         merged()
         (here / "mnist" / LEDGER_NAME).unlink()
-        (here / "mnist" / ".ledger-witness").unlink()
+        for witness in (here / "mnist").rglob(".ledger-witness"):
+            witness.unlink()
         assert "there is no ledger beside the portfolio" in ran("verify", "out", "--portfolio", "mnist").stdout
         merged(out="other")
         result = ran("verify", "out", "--portfolio", "mnist")
@@ -240,6 +243,29 @@ class TestLedger:
         result = ran("ledger", "verify", "mnist")
         assert result.exit_code == 1
         assert "entry 3" in result.stderr
+
+    def test_a_restored_ledger_is_doubted_by_every_verb(self, here: Path) -> None:
+        merged(epsilon=0.12, out="one")
+        shutil.copy(here / "mnist" / LEDGER_NAME, here / "backup")
+        merged(epsilon=0.8, out="two")
+        shutil.copy(here / "backup", here / "mnist" / LEDGER_NAME)
+        for verb, code in (("show", 0), ("spent", 0), ("verify", 1), ("recover", 2)):
+            result = ran("ledger", verb, "mnist")
+            assert result.exit_code == code, verb
+            assert "restored from an older backup" in result.stderr
+        assert ran("ledger", "recover", "mnist", "--adopt", "two").exit_code == 0
+        assert "noted for ever" in ran("ledger", "recover", "mnist", "--accept").stdout
+        assert "somebody vouched that what is counted here is all" in " ".join(
+            ran("ledger", "show", "mnist").stdout.split()
+        )
+        assert "nothing to accept" in ran("ledger", "recover", "mnist", "--accept").stdout
+        assert ran("ledger", "verify", "mnist").exit_code == 0
+
+    def test_a_pending_release_is_named_by_the_start_of_its_id(self, here: Path) -> None:
+        merged()
+        result = ran("ledger", "recover", "mnist", "--abandon", "abc")
+        assert result.exit_code == 2
+        assert "accepted: a pending release: there is none" in result.stderr
 
     def test_no_ledger_yet(self, here: Path) -> None:
         for verb in ("show", "spent", "verify", "export", "recover"):

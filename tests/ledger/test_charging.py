@@ -330,7 +330,7 @@ def test_validations_add_up(ledger: Ledger) -> None:
 
 
 def test_what_was_looked_at_is_exposed_whatever_is_drawn(ledger: Ledger) -> None:
-    ledger.charge(request([A, B], "a@3", "b@2", kind="public_evaluation"), first)
+    ledger.charge(request([A, B], "a@3", "b@2", kind="uncharged"), first)
     assert [(each.name, each.step) for each in ledger.standing(BOOK, 1e-5).runs] == [("a", 3), ("b", 2)]
 
 

@@ -55,6 +55,8 @@ def read_private(path: Path) -> CryptoSigner:
 
     accepted = "an ed25519 private key without a passphrase, as `dpmerge keygen` makes it"
     content = read_bytes(path, _LARGEST_KEY, accepted)
+    if b"PUBLIC KEY" in content:
+        raise InvalidInput("key", str(path), accepted, found="a public key")
     try:
         key = load_pem_private_key(content, None)
     except (ValueError, TypeError, UnsupportedAlgorithm):

@@ -37,8 +37,10 @@ def show(where: WHERE = None, ledger: LEDGER = None, delta: AT_DELTA = 1e-5, as_
     """
     with one_line_errors(), _opened(where, ledger) as opened:
         standings = [opened.standing(book, delta) for book in opened.books()]
+        doubt = _doubt(opened, where)
+        _warn(doubt)
         if as_json:
-            print_json({"ledger": opened.id, "books": [_document(each) for each in standings]})
+            print_json({"ledger": opened.id, "doubt": doubt, "books": [_document(each) for each in standings]})
             return
         from dpmerge.ledger.ledger_table import print_standing
 
@@ -57,6 +59,7 @@ def spent(where: WHERE = None, ledger: LEDGER = None, delta: AT_DELTA = 1e-5, as
     """
     with one_line_errors(), _opened(where, ledger) as opened:
         standings = [opened.standing(book, delta) for book in opened.books()]
+        _warn(_doubt(opened, where))
         if as_json:
             names = ("book", "delta", "epsilon", "why", "cap", "left", "caveats")
             print_json([{name: _document(each)[name] for name in names} for each in standings])
@@ -150,7 +153,7 @@ def recover(
     ] = None,
     accept: Annotated[
         bool,
-        typer.Option("--accept", help="With --adopt: these are all outputs that are missing; go on from here."),
+        typer.Option("--accept", help="Vouch that every output that is missing was adopted; noted for ever."),
     ] = False,
     jobs: Annotated[int, typer.Option(help="Threads for merging.")] = 2,
     as_json: AsJson = False,
@@ -164,37 +167,62 @@ def recover(
     Example: `dpmerge ledger recover examples/mnist`
     """
     with one_line_errors("what is not finished stays pending"), _opened(where, ledger) as opened:
-        from dpmerge.releasing import recovery
-
-        done: list[dict[str, Any]] = []
-        for name in abandon or []:
-            recovery.abandon(opened, name)
-            done.append({"release": name, "outcome": "abandoned"})
-        if adopt or accept:
-            if where is None:
-                raise InvalidInput("portfolio", None, "the portfolio the outputs were made from", found="nothing")
-            loaded = loaded_portfolio(where, headers_only=True, allow=None)
-            for out in adopt or []:
-                done.append({"release": recovery.adopt(opened, out, loaded), "outcome": "adopted", "out": str(out)})
-            if accept:
-                recovery.accept(opened, loaded)
-                done.append({"outcome": "the ledger counts as whole again"})
-        problems = False
-        if not (abandon or adopt or accept):
-            with bytes_shown("merging") as progress:
-                for each in recovery.recover(opened, jobs=jobs, progress=progress):
-                    problems |= each.problem is not None
-                    outcome = "finished" if each.problem is None else f"still pending: {each.problem}"
-                    done.append({"release": each.release_id, "outcome": outcome, "out": each.out})
+        if abandon:
+            done = _given_up(opened, abandon)
+        elif adopt or accept:
+            done = _counted_again(opened, where, adopt or [], accept)
+        elif (doubt := _doubt(opened, where)) is not None:
+            raise LedgerError(doubt)
+        else:
+            done = _finished(opened, jobs)
+    problems = any(line["outcome"].startswith("still pending") for line in done)
     if as_json:
         print_json(done)
     else:
         for line in done:
-            typer.echo(" ".join(str(line[name]) for name in ("release", "out") if name in line) + f" {line['outcome']}")
+            typer.echo(" ".join(str(line[name]) for name in ("release", "out", "outcome") if name in line))
         if not done:
             typer.echo("Nothing is pending.")
     if problems:
         raise typer.Exit(2)
+
+
+def _given_up(opened: Ledger, abandon: list[str]) -> list[dict[str, Any]]:
+    from dpmerge.releasing import recovery
+
+    ids = [_whole_id(opened, start) for start in abandon]
+    for each in ids:
+        recovery.abandon(opened, each)
+    return [{"release": each, "outcome": "abandoned"} for each in ids]
+
+
+def _counted_again(opened: Ledger, where: Path | None, adopt: list[Path], accept: bool) -> list[dict[str, Any]]:
+    from dpmerge.releasing import recovery
+
+    if where is None:
+        raise InvalidInput("portfolio", None, "the portfolio the outputs were made from", found="nothing")
+    loaded = loaded_portfolio(where, headers_only=True, allow=None)
+    done = [{"release": recovery.adopt(opened, out, loaded), "out": str(out), "outcome": "adopted"} for out in adopt]
+    doubt = _doubt(opened, where)
+    if accept and doubt is not None:
+        recovery.accept(opened, loaded)
+        done.append({"outcome": "the ledger counts as whole again; that somebody said so is noted for ever"})
+    elif accept:
+        done.append({"outcome": "nothing to accept: the ledger has all that is known to have been charged"})
+    elif doubt is not None:
+        done.append({"outcome": "name every other output made since, then confirm with --accept that this is all"})
+    return done
+
+
+def _finished(opened: Ledger, jobs: int) -> list[dict[str, Any]]:
+    from dpmerge.releasing import recovery
+
+    done = []
+    with bytes_shown("merging") as progress:
+        for each in recovery.recover(opened, jobs=jobs, progress=progress):
+            outcome = "finished" if each.problem is None else f"still pending: {each.problem}"
+            done.append({"release": each.release_id, "out": each.out, "outcome": outcome})
+    return done
 
 
 @app.command()
@@ -205,13 +233,16 @@ def verify(where: WHERE = None, ledger: LEDGER = None, as_json: AsJson = False) 
     """
     with one_line_errors(), _opened(where, ledger) as opened:
         verdict = opened.verify()
+        doubt = _doubt(opened, where)
     if as_json:
-        print_json(dataclasses.asdict(verdict))
+        print_json({**dataclasses.asdict(verdict), "ok": verdict.ok and doubt is None, "doubt": doubt})
+    elif verdict.ok and doubt is not None:
+        _warn(doubt)
     elif verdict.ok:
         typer.echo(f"{verdict.count} entries, each sealed to the one before; every cost comes out as charged")
     else:
         typer.echo(f"entry {verdict.broken}: {verdict.why}", err=True)
-    if not verdict.ok:
+    if not verdict.ok or doubt is not None:
         raise typer.Exit(1)
 
 
@@ -239,6 +270,27 @@ def export(
         except OSError as error:
             found = f"{output} ({error.strerror})"
             raise InvalidInput("output", str(output), "a file that can be written", found=found) from None
+
+
+def _whole_id(opened: Ledger, start: str) -> str:
+    """The release whose id begins so, as `show` prints it."""
+    ids = [pending.release_id for pending in opened.pending()]
+    found = [each for each in ids if each.startswith(start)]
+    if len(found) != 1:
+        raise InvalidInput("abandon", start, f"a pending release: {', '.join(ids) or 'there is none'}")
+    return found[0]
+
+
+def _doubt(opened: Ledger, where: Path | None) -> str | None:
+    """Why this may not be the whole ledger of the portfolio, by what the portfolio remembers of it."""
+    from dpmerge.releasing.place import why_not_whole
+
+    return None if where is None else why_not_whole(opened, where)
+
+
+def _warn(doubt: str | None) -> None:
+    if doubt is not None:
+        typer.echo(f"warning: {' '.join(doubt.split())}", err=True)
 
 
 def _opened(where: Path | None, ledger: str | None) -> Ledger:

@@ -41,7 +41,10 @@ Delta = Annotated[float, typer.Option(help="The δ at which its ε is given.")]
 Who = Annotated[str | None, typer.Option(help="Who vouches for this.")]
 Size = Annotated[int | None, typer.Option(help="The public number of records (under replace_one).")]
 Kept = Annotated[
-    list[str] | None, typer.Option("--checkpoint", help="`STEP=FILE.safetensors`, beside the manifest; again for each.")
+    list[str] | None,
+    typer.Option(
+        "--checkpoint", help="`STEP=FILE.safetensors` (of shards: their index), beside the manifest; again for each."
+    ),
 ]
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 WORTH_A_HINT = 0.9
 """The share of the noise that a final release must leave for it to be mentioned."""
 
-INTERRUPTED = "nothing was published; `dpmerge ledger recover` finishes a release that had been charged"
+INTERRUPTED = "nothing was published; if it had been charged, `dpmerge ledger recover PORTFOLIO` finishes it"
 
 
 def merge(
@@ -160,7 +160,8 @@ def _planned(
     if plan_file is not None:
         return read_planned(plan_file, portfolio)
     if epsilon is None or delta is None:
-        raise InvalidInput("target", None, "--epsilon and --delta, or --plan FILE", found="nothing")
+        missing = " and ".join(n for n, v in (("--epsilon", epsilon), ("--delta", delta)) if v is None)
+        raise InvalidInput("target", None, "--epsilon and --delta, or --plan FILE", found=f"no {missing}")
     Guarantee(epsilon=epsilon, delta=delta).require_target()
     # What is certified is rounded up to six digits: aimed for is what that leaves within the target.
     target = Guarantee(epsilon=down(epsilon), delta=delta)
@@ -178,8 +179,10 @@ def _planned(
         raise InvalidInput("objective", objective, accepted)
     from dpmerge.releasing.available import available
 
+    left = available(portfolio, ledger, final=final, delta=delta)
+    _note_left_out(portfolio, left, final)
     wanted = plan(
-        available(portfolio, ledger, final=final, delta=delta),
+        left,
         target,
         method=method or "auto",  # type: ignore[arg-type]
         objective=objective or "noise",  # type: ignore[arg-type]
@@ -188,6 +191,15 @@ def _planned(
     if not final and method in (None, "auto") and theorem is None:
         _hint_at_final(wanted)
     return Planned.of(wanted)
+
+
+def _note_left_out(whole: Portfolio, left: Portfolio, final: bool) -> None:
+    """Say which runs are planned around, and why."""
+    kept = {run.id: len(run.checkpoints) for run in left.runs}
+    gone = [run.id for run in whole.runs if kept.get(run.id, 0) < len(run.checkpoints)]
+    if gone:
+        why = "released from before, locked, or beyond the ceiling" if final else "locked, or beyond the ceiling"
+        typer.echo(f"note: planned without {', '.join(gone)} ({why}; `dpmerge ledger show` says which)", err=True)
 
 
 def _hint_at_final(lasting: Plan) -> None:

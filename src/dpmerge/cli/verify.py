@@ -130,9 +130,8 @@ def _print(result: Verification, console: Console) -> None:
     )
     unchecked = [check.found[0] for check in result.checks if check.name == "signature" and check.passed is None]
     if unchecked:
-        console.print(
-            Text(f"{unchecked[0].capitalize()}: the figures follow from the terms, who states them is not known.")
-        )
+        words = "the figures follow from the terms; who states those is not known"
+        console.print(Text(f"{unchecked[0].capitalize()}: {words}."))
     doubts = sorted({caveat["name"].replace("_", " ") for caveat in content["caveats"]})
     if doubts:
         console.print(Text(f"Caveats, in the model card: {', '.join(doubts)}."))

@@ -17,8 +17,8 @@ from typing import Any, Literal
 
 from dpmerge.errors import InvalidInput
 
-Kind = Literal["opened", "cap", "release", "sealed", "completed", "abandoned", "adopted"]
-KINDS = ("opened", "cap", "release", "sealed", "completed", "abandoned", "adopted")
+Kind = Literal["opened", "cap", "release", "sealed", "completed", "abandoned", "adopted", "accepted"]
+KINDS = ("opened", "cap", "release", "sealed", "completed", "abandoned", "adopted", "accepted")
 BEFORE_THE_FIRST = "0" * 64
 
 

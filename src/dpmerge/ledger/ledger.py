@@ -23,7 +23,7 @@ from dpmerge.ledger.database import PATIENCE, Database, append, entries_after, h
 from dpmerge.ledger.entries import Book, Entry, Kind, canonical, following
 from dpmerge.ledger.request import Charged, ChargeRequest, Output
 from dpmerge.ledger.rules import Proposal, admit
-from dpmerge.ledger.runs import require_own_book, require_same_runs
+from dpmerge.ledger.runs import require_own_book, require_same_runs, require_unlocked_elsewhere
 from dpmerge.ledger.standing import Standing, standing
 from dpmerge.ledger.state import BookState, Release, State, exposures, stated
 from dpmerge.ledger.verification import Verdict, verified
@@ -101,6 +101,7 @@ class Ledger:
         require_own_book(state, request.book, runs)
         require_same_runs(book, runs)
         proposal = Proposal(request.terms, exposures(body["terms"], body["identities"]), request.final)
+        require_unlocked_elsewhere(state, request.book, proposal.exposures, final=request.final)
         admitted = admit(book.considering(runs), proposal)
         body |= {"release": release_id, "counted": admitted.counted, "cost": admitted.cost}
         body["index"] = _drawn(draw, request.terms.units)
@@ -205,6 +206,12 @@ class Ledger:
                 release = Release(draft, tuple(map(dict, proposal.exposures)))
                 body["cost"] = adoption_cost(book, release)
             self._append(connection, state, request.book, "adopted", body)
+
+    def accept(self, book: Book, why: str) -> None:
+        """Note that somebody vouches for this ledger being whole, although it was known to lack entries."""
+        with self._lock, self._database.writing() as connection:
+            state = self._current(connection)
+            self._append(connection, state, book, "accepted", {"why": why})
 
     def set_cap(self, book: Book, cap: Cap) -> None:
         """Promise that everything that ever leaves of this book keeps within (ε, δ)."""

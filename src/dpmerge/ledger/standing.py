@@ -173,11 +173,13 @@ def _caveats(book: BookState, others: Sequence[Book]) -> Iterator[str]:
         yield f"ε does not cover how {len(book.uncharged)} of the releases were chosen"
     if book.cap is not None and book.cap["releasesBefore"]:
         before = book.cap["releasesBefore"]
-        yield f"the cap was set after {before} releases: it holds only if whoever set it did not look at them"
+        yield f"releases before the cap was set: {before}; it holds only if whoever set it did not look at them"
     if book.conflict is not None:
         yield f"the cap, if any, cannot be vouched for: {book.conflict}"
     if adopted := sum(release.entry.kind == "adopted" for release in book.releases.values()):
-        yield f"{adopted} releases were adopted after entries were lost: others may be missing"
+        yield f"adopted after entries were lost: {adopted}; others may be missing"
+    if book.accepted:
+        yield "entries were lost; somebody vouched that what is counted here is all: others may be missing"
     if same := [other for other in others if other.dataset == book.book.dataset]:
         yield f"the same data has other books, whose releases are not counted here: {', '.join(map(str, same))}"
     if len(book.releases) > 1 and book.cap is None:

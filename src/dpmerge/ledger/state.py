@@ -87,6 +87,8 @@ class BookState:
     """Σ ε of private validations whose people may be in the training set too."""
     validation_apart: float = 0.0
     """Σ ε of those of which somebody vouches that they are not."""
+    accepted: int = 0
+    """How often somebody vouched that the ledger is whole, after it was seen that it was not."""
     conflict: str | None = None
     """Why the cap can no longer be vouched for, after a restored backup."""
 
@@ -118,6 +120,8 @@ class BookState:
             release.status = "completed" if entry.kind == "completed" else release.status
         elif entry.kind == "abandoned":
             self._pending(body["release"], entry).status = "abandoned"
+        elif entry.kind == "accepted":
+            self.accepted += 1
 
     def _pending(self, release_id: str, entry: Entry) -> Release:
         release = self.releases.get(release_id)

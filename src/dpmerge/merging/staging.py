@@ -241,7 +241,7 @@ def _settle(file: Path, mode: int) -> None:
 
 
 def _present(target: Path) -> CannotWrite:
-    accepted = "a name that is free, an empty folder, or to overwrite what is there"
+    accepted = "a name that is free, an empty folder, or to overwrite it (--overwrite)"
     return CannotWrite(str(target), target, accepted, found="a folder that is not empty")
 
 

@@ -143,6 +143,9 @@ def _planned(document: Any, portfolio: Portfolio) -> Planned:
             raise
         found = f"something else ({type(error).__name__}: {error})"
         raise InvalidInput("plan", None, "a plan as `dpmerge plan -o FILE` writes it", found=found) from None
+    if unknown := sorted(involved - {run.id for run in portfolio.runs}):
+        known = ", ".join(run.id for run in portfolio.runs)
+        raise InvalidInput("candidates", unknown[0], f"runs of this portfolio: {known}")
     terms = validated(Terms, content, "plan")
     for name in ("dataset", "unit"):
         if getattr(terms, name) != getattr(portfolio, name):

@@ -9,14 +9,15 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from hashlib import sha256
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from dpmerge.documents import validated
+from dpmerge.documents import read_bytes, strict_json, validated
 from dpmerge.errors import InvalidInput, UnsafePath
 from dpmerge.portfolio.facts import MECHANISM_KINDS
 from dpmerge.portfolio.manifest import SCHEMA, Manifest, require_plain_path
-from dpmerge.portfolio.runs import inside
+from dpmerge.portfolio.runs import INDEX_SUFFIX, inside, is_weights
 from dpmerge.portfolio.tensors import read_contents, read_header, refuse_pickle, weights_digest
 
 Answers = Mapping[str, Any]
@@ -222,16 +223,41 @@ def _dp_sgd(answers: Answers) -> dict[str, Any]:
 def _checkpoint(text: str, folder: Path) -> dict[str, Any]:
     step, _, name = text.partition("=")
     if not step.isdecimal() or not name:
-        raise InvalidInput("checkpoint", text, "STEP=FILE, such as 20=model.safetensors")
+        accepted = "STEP=FILE, such as 20=model.safetensors, or 20=model.safetensors.index.json for shards"
+        raise InvalidInput("checkpoint", text, accepted)
+    files, tensors = [], []
+    for part in _files(name, folder):
+        path = _located(part, folder)
+        if not is_weights(path):
+            files.append({"name": part, "sha256": sha256(read_bytes(path)).hexdigest()})
+            continue
+        slots = read_header(path)
+        contents = read_contents(path, slots)
+        files.append({"name": part, "sha256": contents.sha256})
+        tensors += [(slot.name, slot.dtype, slot.shape, contents.tensors[slot.name]) for slot in slots]
+    return {"step": int(step), "files": files, "weights": weights_digest(tensors)}
+
+
+def _files(name: str, folder: Path) -> list[str]:
+    """The file itself; of an index, as Hugging Face writes it beside shards, those it names and the index."""
+    if not name.endswith(INDEX_SUFFIX):
+        return [name]
+    index = strict_json(read_bytes(_located(name, folder)), name)
+    shards = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(shards, dict) or not shards or not all(isinstance(shard, str) for shard in shards.values()):
+        accepted = "an index with a weight_map of tensors and their files"
+        raise InvalidInput("checkpoint", name, accepted, found="another file")
+    beside = PurePosixPath(name).parent
+    return [*(str(beside / shard) for shard in sorted(set(shards.values()))), name]
+
+
+def _located(name: str, folder: Path) -> Path:
     refuse_pickle("--checkpoint", "checkpoint", name)
     require_plain_path("--checkpoint", "checkpoint", name)
     path = folder / name
     if not inside(path, folder):
         raise UnsafePath("--checkpoint", "checkpoint", name, f"a file in {folder}")
-    slots = read_header(path)
-    contents = read_contents(path, slots)
-    weights = weights_digest((slot.name, slot.dtype, slot.shape, contents.tensors[slot.name]) for slot in slots)
-    return {"step": int(step), "files": [{"name": name, "sha256": contents.sha256}], "weights": weights}
+    return path
 
 
 def _pair(name: str, text: str) -> tuple[float, float]:

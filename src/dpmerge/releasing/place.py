@@ -47,6 +47,17 @@ def opened_ledger(place: str | Path, portfolio: Portfolio) -> Ledger:
     return Ledger.open(place)
 
 
+def why_not_whole(ledger: Ledger, portfolio: Path) -> str | None:
+    """What a portfolio remembers that a ledger lacks; asked of its folder and of every run's in it."""
+    home = portfolio.parent if portfolio.suffix in (".yaml", ".yml") else portfolio
+    try:
+        for path in sorted({home / WITNESS_NAME, *home.glob(f"*/{WITNESS_NAME}")}):
+            check_witness(ledger, path)
+    except LedgerBroken as error:
+        return str(error)
+    return None
+
+
 def require_whole_ledger(ledger: Ledger, portfolio: Portfolio, out: Path | None) -> None:
     """Notice a ledger that was restored from an older backup: an entry that is known to have been made is not there."""
     for path in witnesses(portfolio):

@@ -13,11 +13,11 @@ from pathlib import Path
 from dpmerge.certificate.envelope import CERTIFICATE_NAME
 from dpmerge.certificate.verification import verify
 from dpmerge.documents import read_bytes
-from dpmerge.errors import DpmergeError, InvalidInput
-from dpmerge.ledger.entries import sha256
+from dpmerge.errors import DpmergeError, InvalidInput, LedgerBroken
+from dpmerge.ledger.entries import Book, sha256
 from dpmerge.ledger.identity import identity_of, noise_mark
 from dpmerge.ledger.ledger import Ledger
-from dpmerge.ledger.witness import replace_witness, update_witness
+from dpmerge.ledger.witness import check_witness, replace_witness, update_witness
 from dpmerge.merging.staging import remove_leftovers
 from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.releasing.finishing import finish, only_one
@@ -90,6 +90,16 @@ def adopt(ledger: Ledger, out: Path, portfolio: Portfolio) -> str:
 
 def accept(ledger: Ledger, portfolio: Portfolio) -> None:
     """Go on with the ledger as it is: whoever says so vouches that every output whose entry was lost is adopted."""
+    lost = [str(path) for path in witnesses(portfolio) if path.exists() and _lacks(ledger, path)]
+    ledger.accept(Book(portfolio.dataset, portfolio.unit, portfolio.adjacency.value), f"in spite of {', '.join(lost)}")
     for path in witnesses(portfolio):
         if path.exists():
             replace_witness(ledger, path)
+
+
+def _lacks(ledger: Ledger, path: Path) -> bool:
+    try:
+        check_witness(ledger, path)
+    except LedgerBroken:
+        return True
+    return False
