@@ -67,6 +67,11 @@ class TestMerge:
         assert not (here / "out").exists()
         assert not (here / "mnist" / LEDGER_NAME).exists()
 
+    def test_a_target_that_only_a_final_release_meets_says_so(self, here: Path) -> None:
+        result = merged(portfolio="probe", epsilon=0.05)
+        assert result.exit_code == 1
+        assert "a final release (--final), which locks its runs, meets it" in result.stderr
+
     def test_a_plan_from_a_file(self, here: Path) -> None:
         arguments = ["plan", "mnist", "--epsilon", "0.12", "--delta", "1e-5", "-o", "plan.json"]
         assert ran(*arguments).exit_code == 0

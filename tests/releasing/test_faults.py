@@ -252,6 +252,13 @@ class TestKills:
         recovered(home)
         assert verify(place / "out").verified
 
+    def test_a_portfolio_that_was_moved_is_recovered_where_it_is(self, home: Path, place: Path, tmp_path: Path) -> None:
+        release_killed_at("charged", home, place / "out", AVERAGE)
+        moved = home.rename(tmp_path / "moved")
+        result = ran("ledger", "recover", moved)
+        assert result.exit_code == 0, result.output
+        assert verify(place / "out", portfolio=moved).verified
+
     def test_a_place_with_a_pending_release_takes_no_other(self, home: Path, place: Path) -> None:
         out = place / "out"
         release_killed_at("charged", home, out, DRAW)

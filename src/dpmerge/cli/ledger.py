@@ -174,7 +174,7 @@ def recover(
         elif (doubt := _doubt(opened, where)) is not None:
             raise LedgerError(doubt)
         else:
-            done = _finished(opened, jobs)
+            done = _finished(opened, where, jobs)
     problems = any(line["outcome"].startswith("still pending") for line in done)
     if as_json:
         print_json(done)
@@ -214,12 +214,12 @@ def _counted_again(opened: Ledger, where: Path | None, adopt: list[Path], accept
     return done
 
 
-def _finished(opened: Ledger, jobs: int) -> list[dict[str, Any]]:
+def _finished(opened: Ledger, where: Path | None, jobs: int) -> list[dict[str, Any]]:
     from dpmerge.releasing import recovery
 
     done = []
     with bytes_shown("merging") as progress:
-        for each in recovery.recover(opened, jobs=jobs, progress=progress):
+        for each in recovery.recover(opened, moved_to=where, jobs=jobs, progress=progress):
             outcome = "finished" if each.problem is None else f"still pending: {each.problem}"
             done.append({"release": each.release_id, "out": each.out, "outcome": outcome})
     return done

@@ -12,11 +12,12 @@ import typer
 
 from dpmerge.cli.options import ALLOW, LEDGER, PORTFOLIO, ledger_place, loaded_portfolio, numbers, require_jobs
 from dpmerge.cli.terminal import AsJson, bytes_shown, one_line_errors, print_json, wide_console
-from dpmerge.errors import InvalidInput
+from dpmerge.errors import InvalidInput, NoGuarantee, TargetOutOfReach
 
 if TYPE_CHECKING:
     from dpmerge.planning.plan import Plan
     from dpmerge.planning.planned import Planned
+    from dpmerge.planning.target import Guarantee
     from dpmerge.portfolio.portfolio import Portfolio
 
 WORTH_A_HINT = 0.9
@@ -181,16 +182,31 @@ def _planned(
 
     left = available(portfolio, ledger, final=final, delta=delta)
     _note_left_out(portfolio, left, final)
-    wanted = plan(
-        left,
-        target,
-        method=method or "auto",  # type: ignore[arg-type]
-        objective=objective or "noise",  # type: ignore[arg-type]
-        theorem="auto" if method == "select" else chosen,  # type: ignore[arg-type]
-    )
+    try:
+        wanted = plan(
+            left,
+            target,
+            method=method or "auto",  # type: ignore[arg-type]
+            objective=objective or "noise",  # type: ignore[arg-type]
+            theorem="auto" if method == "select" else chosen,  # type: ignore[arg-type]
+        )
+    except TargetOutOfReach as error:
+        raise error if final or theorem is not None else _met_by_a_final_one(error, left, target) from None
     if not final and method in (None, "auto") and theorem is None:
         _hint_at_final(wanted)
     return Planned.of(wanted)
+
+
+def _met_by_a_final_one(error: TargetOutOfReach, portfolio: Portfolio, target: Guarantee) -> TargetOutOfReach:
+    """The same refusal, with the way out if there is one."""
+    from dpmerge.planning.planner import plan
+
+    try:
+        plan(portfolio, target)
+    except NoGuarantee:
+        return error
+    hint = "a final release (--final), which locks its runs, meets it"
+    return TargetOutOfReach(error.epsilon, error.delta, error.smallest, error.candidate, hint)
 
 
 def _note_left_out(whole: Portfolio, left: Portfolio, final: bool) -> None:

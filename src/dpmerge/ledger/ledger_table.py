@@ -36,6 +36,9 @@ def _cap(standing: Standing) -> str:
     if standing.cap is None or standing.left is None:
         return "no cap"
     cap, left = standing.cap, standing.left
+    if cap.rule == "ceiling":
+        steps = f"{left.left:g} of its {left.limit:g} steps not looked at yet; all within it is free"
+        return f"cap ε = {cap.epsilon:g} at δ = {cap.delta:g} by ceiling ({steps})"
     return (
         f"cap ε = {cap.epsilon:g} at δ = {cap.delta:g} by {cap.rule}, "
         f"{left.left:.4g} of {left.limit:.4g} left ({left.currency})"

@@ -23,7 +23,7 @@ from dpmerge.ledger.runs import require_unlocked
 from dpmerge.ledger.state import BookState
 from dpmerge.planning.terms import Terms
 from dpmerge.planning.validation import ROUNDING_DELTA
-from dpmerge.privacy.gaussian import GaussianProfile
+from dpmerge.privacy.gaussian import GaussianProfile, gaussian_epsilon
 from dpmerge.privacy.profile import PrivacyProfile
 
 Counted = Literal["theorem", "joint"]
@@ -191,7 +191,9 @@ def _require_gaussian(book: BookState, proposal: Proposal, cap: Mapping[str, Any
     needed = max(marks) + book.spent + cost
     if not needed * (1 + MARGIN) <= limit:
         used = book.prices.squared_mu(book.high_water) + book.spent
-        raise _exceeded("gaussian_filter", "μ²", limit, used, needed)
+        room = gaussian_epsilon(math.sqrt(max(0.0, limit - used)), cap["delta"])
+        fits = f"; of runs not seen yet, ε up to about {float(room):.4g} fits"
+        raise _exceeded("gaussian_filter", "μ²", limit, used, needed, fits)
 
 
 def _require_renyi(book: BookState, cap: Mapping[str, Any], cost: float) -> None:
@@ -201,8 +203,8 @@ def _require_renyi(book: BookState, cap: Mapping[str, Any], cost: float) -> None
         raise _exceeded("renyi_filter", f"Rényi divergence of order {cap['order']:g}", limit, book.spent, needed)
 
 
-def _exceeded(rule: str, currency: str, limit: float, used: float, needed: float) -> CapExceeded:
+def _exceeded(rule: str, currency: str, limit: float, used: float, needed: float, fits: str = "") -> CapExceeded:
     return CapExceeded(
         f"the rule {rule} has {max(0.0, limit - used):.6g} of {limit:.6g} left (in {currency}), and this release "
-        f"could need {needed - used:.6g}"
+        f"could need {needed - used:.6g}{fits}"
     )

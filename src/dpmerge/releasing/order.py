@@ -112,9 +112,10 @@ class Order(Stated):
             accepted = f"the checkpoints that were charged in release {charged.release_id}"
             raise DigestMismatch(portfolio.path, "checkpoints", None, accepted, found="others")
 
-    def load_portfolio(self) -> Portfolio:
+    def load_portfolio(self, moved_to: Path | None = None) -> Portfolio:
         """The portfolio it was charged for; weights are read, and checked, when they are merged."""
-        return Portfolio.load(self.portfolio, contents=False, allow=self.allow)
+        place = self.portfolio if moved_to is None or Path(self.portfolio).exists() else moved_to
+        return Portfolio.load(place, contents=False, allow=self.allow)
 
     def declared(self, charged: Charged, portfolio: Portfolio) -> Declared:
         """What the certificate of this order declares."""

@@ -36,12 +36,17 @@ class Recovered:
     problem: str | None
 
 
-def recover(ledger: Ledger, *, jobs: int = 2, progress: Progress | None = None) -> Iterator[Recovered]:
-    """Finish every pending release, one after the other; one that cannot be finished stays pending."""
+def recover(
+    ledger: Ledger, *, moved_to: Path | None = None, jobs: int = 2, progress: Progress | None = None
+) -> Iterator[Recovered]:
+    """Finish every pending release, one after the other; one that cannot be finished stays pending.
+
+    `moved_to` is where a portfolio is now that is no longer where it was charged.
+    """
     for charged in ledger.pending():
         order = Order.read(charged.details)
         try:
-            portfolio = order.load_portfolio()
+            portfolio = order.load_portfolio(moved_to)
             require_whole_ledger(ledger, portfolio, None)
             with only_one(Path(order.out)) as let_go:
                 finish(ledger, charged, portfolio, out=Path(order.out), let_go=let_go, jobs=jobs, progress=progress)
