@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,9 @@ from dpmerge.releasing.place import default_ledger, opened_ledger, require_whole
 _SHOWN = (
     "guarantee", "target", "theorem", "proved", "final", "choice", "tuning", "outcomes", "ledger", "caveats",
 )  # fmt: skip
+
+LETTING_GO = 1.0
+"""Seconds. Between letting go of a place and noting completion lies one transaction."""
 
 Progress = Callable[[int, int], object]
 
@@ -184,10 +188,21 @@ def require_nothing_pending(ledger: Ledger, planned: Planned, out: Path) -> None
         order = Order.read(pending.details)
         again = len(planned.terms.candidates) > 1 and pending.terms == planned.terms
         other = Path(order.out)
-        if other == out or (again and not is_being_made(other)):
+        if other == out or (again and not is_being_made(other) and _stays_pending(ledger, pending.release_id)):
             accepted = (
                 f"to finish it (`dpmerge ledger recover {planned.portfolio.path}`), to give it up "
                 f"(`… --abandon {pending.release_id}`), or its own request key"
             )
             found = f"release {pending.release_id}, charged and not finished"
             raise CannotWrite("output", order.out, accepted, found=found)
+
+
+def _stays_pending(ledger: Ledger, release_id: str) -> bool:
+    """Whether it does for longer than who has just let go of its lock needs to say that it is complete."""
+    until = time.monotonic() + LETTING_GO
+    while time.monotonic() < until:
+        found = ledger.release(release_id)
+        if found is None or found.status != "pending":
+            return False
+        time.sleep(LETTING_GO / 20)
+    return True
