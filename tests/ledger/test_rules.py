@@ -305,7 +305,7 @@ def test_a_cap_set_later_counts_what_has_left(ledger: Ledger) -> None:
     standing = ledger.standing(BOOK, DELTA)
     assert standing.left is not None
     assert standing.left.spent == pytest.approx(expected, rel=1e-9)
-    assert any("set after 3 releases" in caveat for caveat in standing.caveats)
+    assert any("before the cap was set: 3" in caveat for caveat in standing.caveats)
     assert ledger.verify().ok
 
 

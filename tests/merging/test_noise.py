@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pytest
 from scipy import stats
 
+from dpmerge.errors import TensorMismatch
 from dpmerge.merging.engine import merge
 from dpmerge.merging.noise import Noise, NoiseScratch
 from merging.models import FLOATS, Tensor, checkpoints, read_model, stored, tensor, tree, values_of, write_run
@@ -116,9 +117,9 @@ def test_noise_is_added_to_trained_tensors_only(tmp_path: Path, dtype: str) -> N
     for seed, run in enumerate("ab"):
         tensors = {"early": tensor(dtype, (30_001,), seed), "frozen": frozen, "integers": integers,
                    "late": tensor(dtype, (30_001,), seed + 5)}  # fmt: skip
-        write_run(tmp_path / "runs", run, {ONE_FILE: tensors}, frozen=["frozen"])
-    plain = merged(tmp_path, "plain", trained=["early", "late", "integers"])
-    noised = merged(tmp_path, "noised", trained=["early", "late", "integers"], release_noise=2.0, buffer=4096)
+        write_run(tmp_path / "runs", run, {ONE_FILE: tensors}, frozen=["frozen", "integers"])
+    plain = merged(tmp_path, "plain", trained=["early", "late"])
+    noised = merged(tmp_path, "noised", trained=["early", "late"], release_noise=2.0, buffer=4096)
     assert noised["frozen"] == frozen
     assert noised["integers"] == integers
     noise = {}
@@ -128,6 +129,17 @@ def test_noise_is_added_to_trained_tensors_only(tmp_path: Path, dtype: str) -> N
         assert abs(noise[name].mean()) < 0.08
         assert stats.kstest(noise[name], "norm", args=(0, 2.0)).pvalue > 1e-9 or dtype == "BF16"
     assert abs(np.corrcoef(noise["early"], noise["late"])[0, 1]) < 0.04
+
+
+@pytest.mark.parametrize("trained", [["weight", "integers"], None], ids=["trained", "nobody says"])
+def test_noise_that_would_pass_integers_by_is_refused(tmp_path: Path, trained: list[str] | None) -> None:
+    integers = ("I64", (3,), stored("I64", [1, 2, 3]))
+    for seed, run in enumerate("ab"):
+        write_run(
+            tmp_path / "runs", run, {ONE_FILE: {"weight": tensor("F32", (9,), seed), "integers": integers}}, frozen=None
+        )
+    with pytest.raises(TensorMismatch, match="integers"):
+        merged(tmp_path, "noised", trained=trained, release_noise=1.0)
 
 
 def test_every_float_tensor_gets_noise_where_nobody_says_what_was_trained(tmp_path: Path) -> None:

@@ -81,8 +81,9 @@ def require_noise_everywhere(donor: SavedCheckpoint, trained: Collection[str] | 
     reached = [name for name in donor.tensors if trained is None or name in trained]
     for name in reached:
         path, slot = donor.tensors[name]
-        if slot.dtype not in FLOATS and trained is not None:
+        if slot.dtype not in FLOATS:
             accepted = f"trained tensors of {', '.join(FLOATS)}, to which release noise can be added"
+            accepted += "" if trained is not None else "; or a manifest that says which tensors were trained"
             raise TensorMismatch(path, f"{name}.dtype", slot.dtype, accepted)
     if not any(donor.tensors[name][1].dtype in FLOATS for name in reached):
         accepted = "at least one trained tensor, to which release noise can be added"
