@@ -257,6 +257,27 @@ def test_a_file_that_changes_behind_its_times_is_found_by_its_digest(
     refused(DigestMismatch, tmp_path, saved, "sha256", buffer=16)
 
 
+def test_a_file_that_is_exchanged_between_hashing_and_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One whose tensors are in another order, with no digest of them, is hashed on its own before it is read."""
+    write_run(tmp_path / "runs", "a", {"m.safetensors": model(0)}, weights=False)
+    write_run(tmp_path / "runs", "b", {"m.safetensors": dict(reversed(model(1).items()))}, weights=False)
+    saved = checkpoints(tmp_path / "runs")
+    file = saved[1].files[0]
+    digest = sources.file_digest
+
+    def exchanged(path: Path) -> tuple[str, tuple[int, int, int]]:
+        found = digest(path)
+        if path == file:
+            other = path.with_name("other")
+            other.write_bytes(path.read_bytes())
+            flip(other, -70)
+            other.replace(path)
+        return found
+
+    monkeypatch.setattr(sources, "file_digest", exchanged)
+    refused(BadCheckpoint, tmp_path, saved, str(file), "a change while it was read")
+
+
 def test_a_disk_without_room_is_known_before_anything_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved = checkpoints(write_two(tmp_path))
 
