@@ -139,6 +139,13 @@ class TestAnotherLedger:
         assert result.exit_code == 1
         assert "locked" in result.output
 
+    def test_of_a_run_that_a_cap_covers(self, mnist: Path, tmp_path: Path) -> None:
+        assert ran("ledger", "cap", mnist, "--epsilon", 0.2, "--delta", DELTA).exit_code == 0
+        result = ran("merge", mnist / "c2-s32", "--epsilon", 2, "--delta", DELTA, "-o", tmp_path / "out")
+        assert result.exit_code == 2
+        assert "there is no ledger" in result.output
+        assert not (tmp_path / "out").exists()
+
     def test_named_by_mistake(self, mnist: Path, tmp_path: Path) -> None:
         portfolio = Portfolio.load(mnist)
         plan = dpm.plan(portfolio, target(0.8), theorem="joint_release")

@@ -13,7 +13,6 @@ from dpmerge.documents import is_file, read_bytes
 from dpmerge.errors import InvalidInput, LedgerBroken
 from dpmerge.ledger.ledger import Ledger
 from dpmerge.ledger.witness import check_witness, read_witness, update_witness
-from dpmerge.planning.terms import Terms
 from dpmerge.portfolio.portfolio import Portfolio
 
 LEDGER_NAME = "privacy-ledger.sqlite"
@@ -25,14 +24,14 @@ def default_ledger(portfolio: Portfolio) -> Path:
     return portfolio.path / LEDGER_NAME
 
 
-def witnesses(portfolio: Portfolio, terms: Terms | None = None) -> list[Path]:
-    """Where a portfolio's ledger is remembered: beside it, and in the folder of every run (of some terms).
+def witnesses(portfolio: Portfolio) -> list[Path]:
+    """Where a portfolio's ledger is remembered: beside it, and in the folder of every run, released from or not.
 
-    A run that is named alone, listed elsewhere or copied still knows where it was charged.
+    A run that is named alone, listed elsewhere or copied still knows which ledger counts it.
     """
-    involved = {stated.run for stated in terms.runs} if terms is not None else {run.id for run in portfolio.runs}
-    folders = [run.folder for run in portfolio.runs if run.id in involved]
-    return [folder / WITNESS_NAME for folder in dict.fromkeys([portfolio.path, *folders])]
+    return [
+        folder / WITNESS_NAME for folder in dict.fromkeys([portfolio.path, *(run.folder for run in portfolio.runs)])
+    ]
 
 
 def opened_ledger(place: str | Path, portfolio: Portfolio) -> Ledger:
@@ -75,7 +74,7 @@ def require_whole_ledger(ledger: Ledger, portfolio: Portfolio, out: Path | None)
             )
 
 
-def witness(ledger: Ledger, portfolio: Portfolio, terms: Terms | None = None) -> None:
-    """Remember the newest entry beside the portfolio, and in the folders of the runs it is about."""
-    for path in witnesses(portfolio, terms) if terms is not None else [portfolio.path / WITNESS_NAME]:
+def witness(ledger: Ledger, portfolio: Portfolio) -> None:
+    """Remember the newest entry beside the portfolio and in the folders of its runs."""
+    for path in witnesses(portfolio):
         update_witness(ledger, path)

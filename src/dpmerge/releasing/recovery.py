@@ -50,7 +50,7 @@ def recover(
             require_whole_ledger(ledger, portfolio, None)
             with only_one(Path(order.out)) as let_go:
                 finish(ledger, charged, portfolio, out=Path(order.out), let_go=let_go, jobs=jobs, progress=progress)
-            witness(ledger, portfolio, charged.terms)
+            witness(ledger, portfolio)
         except DpmergeError as error:
             yield Recovered(charged.release_id, order.out, str(error))
         else:

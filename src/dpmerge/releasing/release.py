@@ -126,13 +126,13 @@ def release(
             require_nothing_pending(book, planned, target)
         charged = book.charge(request, draw)
         try:
-            witness(book, portfolio, planned.terms)
+            witness(book, portfolio)
             made = finish(book, charged, portfolio, out=target, let_go=let_go, jobs=jobs, progress=progress)
         except DpmergeError as error:
             if charged.status == "pending":
                 error.add_note(f"release {charged.release_id} is charged; `dpmerge ledger recover` finishes it")
             raise
-        witness(book, portfolio, planned.terms)
+        witness(book, portfolio)
     return Release(Path(out), charged.release_id, made.content, made.files, made.is_signed, charged.already)
 
 
@@ -166,7 +166,7 @@ def require_makeable(planned: Planned, order: Order, ledger: str | Path, jobs: i
         raise CannotWrite(
             "output", str(out), "to overwrite an earlier release, and nothing else", found="another folder"
         )
-    for place in witnesses(portfolio, planned.terms):
+    for place in witnesses(portfolio):
         if not os.access(place.parent, os.W_OK):
             accepted = "a folder that can be written to: what is released is noted there"
             raise CannotWrite("portfolio", str(place.parent), accepted)
