@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import mpmath
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -82,16 +83,17 @@ def test_the_extreme_bits_give_finite_values() -> None:
         assert np.all(abs(out) < 8.58)
 
 
-def test_points_lie_on_the_circle_at_the_angles_of_their_bits() -> None:
-    scratch = NoiseScratch(2**16)
-    bits = np.random.default_rng(0).integers(0, 2**64, 2**15, dtype=np.uint64)
-    x, y = np.empty(2**15), np.empty(2**15)
-    scratch._on_circle(bits, x, y)
-    angle = (bits.view(np.int64) >> 11) * (math.pi / 4 * 2.0**-52)
-    cosine, sine = np.cos(angle) * np.where(bits & np.uint64(2), -1, 1), np.sin(angle)
-    swapped = (bits & np.uint64(1)).astype(bool)
-    np.testing.assert_allclose(x, np.where(swapped, sine, cosine), rtol=1e-15, atol=0)
-    np.testing.assert_allclose(y, np.where(swapped, cosine, sine), rtol=1e-15, atol=0)
+def test_pairs_are_what_box_and_muller_make_of_their_bits() -> None:
+    scratch, pairs = NoiseScratch(2**16), 2**15
+    bits = np.random.default_rng(4).integers(0, 2**64, 2 * pairs, dtype=np.uint64)
+    scratch.random[: 8 * bits.size] = bits.tobytes()
+    out = np.empty(2 * pairs)
+    scratch.box_muller(3.0, out)
+    for place in range(0, pairs, 1000):
+        radius = mpmath.sqrt(-2 * mpmath.log(mpmath.mpf((int(bits[place]) >> 11) + 1) / 2**53))
+        angle = 2 * mpmath.pi * (int(bits[pairs + place]) >> 11) / 2**53
+        assert out[place] == pytest.approx(float(3 * radius * mpmath.cos(angle)), rel=1e-12, abs=1e-14)
+        assert out[pairs + place] == pytest.approx(float(3 * radius * mpmath.sin(angle)), rel=1e-12, abs=1e-14)
 
 
 def test_the_deviation_scales_the_same_normals() -> None:
