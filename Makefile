@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench soak examples chromium lint types imports clean
+.PHONY: help demo test check bench soak reproduce examples chromium lint types imports clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -49,9 +49,12 @@ soak: $(INSTALLED)  ## a million broken inputs, two hundred killed releases, cro
 	$(BIN)/python -m soak.kills
 	$(BIN)/python -m fuzz
 
+reproduce: $(INSTALLED)  ## every experiment again, into docs: about two hours on two cores, and it can be interrupted
+	$(BIN)/dpmerge reproduce all -o docs
+
 examples: $(INSTALLED)  ## train the example portfolios again, into .examples
-	$(BIN)/python examples/mnist/train.py --data .examples/data --out .examples/mnist
-	$(BIN)/python examples/probe/train.py --data .examples/data --out .examples/probe
+	$(BIN)/python examples/mnist/train.py --out .examples/mnist
+	$(BIN)/python examples/probe/train.py --out .examples/probe
 
 clean:  ## remove everything that was set up
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -70,8 +70,3 @@ def accuracy_of(model: nn.Module, public: TensorDataset) -> float:
     features, labels = public.tensors
     with torch.no_grad():
         return float((model(features).argmax(1) == labels).double().mean())
-
-
-def warm_up_and_decay(peak: float, steps: int) -> list[float]:
-    """Two steps of warm-up, then linear decay towards zero: the paper's schedule."""
-    return [peak * min((step + 1) / 2, 1.0, (steps - step) / (steps - 2)) for step in range(steps)]

@@ -28,8 +28,8 @@ ORDER = [
     "releasing",
     "audit",
     "training",
-    "experiments",
     "report",
+    "experiments",
     "service",
     "cli",
 ]

@@ -1,6 +1,6 @@
 """Train this portfolio again: logistic regression on MNIST, 60,000 images, full batch, 20 steps.
 
-    python examples/mnist/train.py --data FOLDER --out NEW_FOLDER
+    python examples/mnist/train.py --out NEW_FOLDER
 
 The paper's three settings with checkpoints after 8, 12, 16 and 20 steps, and a ladder of eight equal runs at σ = 512.
 
@@ -13,26 +13,22 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import numpy as np
-import torch
 from torch import nn
 
+from dpmerge.experiments.tasks import standardised
+from dpmerge.experiments.training import warm_up_and_decay
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from full_batch import train, warm_up_and_decay
-from mnist_data import Images, example
+from full_batch import train
+from mnist_data import example
 
 PAPER = {"c2-s32": (2.0, 32.0), "c4-s32": (4.0, 32.0), "c2-s64": (2.0, 64.0)}
 LADDER = {f"ladder-{rung}": (2.0, 512.0) for rung in range(1, 9)}
 FIRST_SEED = 1001
 
 
-def features(images: Images) -> torch.Tensor:
-    """Pixels, centred and scaled by the usual public constants."""
-    return torch.from_numpy((images.astype(np.float32) / 255 - 0.1307) / 0.3081)
-
-
 def main() -> None:
-    data, public, out = example(__doc__ or "", Path(__file__).parent, features)
+    data, public, out = example(__doc__ or "", Path(__file__).parent, standardised)
     for place, (name, (clip_norm, noise_multiplier)) in enumerate((PAPER | LADDER).items()):
         train(
             nn.Linear(784, 10),

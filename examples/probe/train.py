@@ -1,6 +1,6 @@
 """Train this portfolio again: softmax regression on unit-norm features, to which every theorem applies.
 
-    python examples/probe/train.py --data FOLDER --out NEW_FOLDER
+    python examples/probe/train.py --out NEW_FOLDER
 
 Each image is a feature vector with a constant appended for the bias, rescaled by itself to norm 1 at most, and the
 clip norm lies just above √2, so that clipping never acts: the update is Lipschitz, and hidden_state certifies. The
@@ -15,38 +15,30 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import numpy as np
-import torch
 from torch import nn
 
-from dpmerge.training import bound_features
+from dpmerge.experiments.tasks import PROBE_CLIP_NORM, bounded
+from dpmerge.experiments.training import warm_up_and_decay
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from full_batch import train, warm_up_and_decay
-from mnist_data import Images, example
+from full_batch import train
+from mnist_data import example
 
 NOISE = {"s16": 16.0, "s32": 32.0, "s64": 64.0}
-CLIP_NORM = 1.4143  # √2 is the largest norm of a gradient on features of norm 1
+
 PEAK_RATE = 4.0  # 2/β: at most this, and an update never pulls two hidden states apart
 FIRST_SEED = 2001
 
 
-def features(images: Images) -> torch.Tensor:
-    """Pixels and a constant, each record rescaled to norm 1 by itself."""
-    pixels = torch.from_numpy(images.astype(np.float32) / 255)
-    normed: torch.Tensor = bound_features(1.0)(torch.cat([pixels, torch.ones(len(pixels), 1)], dim=1))
-    return normed
-
-
 def main() -> None:
-    data, public, out = example(__doc__ or "", Path(__file__).parent, features)
+    data, public, out = example(__doc__ or "", Path(__file__).parent, bounded)
     for place, (name, noise_multiplier) in enumerate(NOISE.items()):
         train(
             nn.Linear(785, 10, bias=False),
             data,
             public,
             noise_multiplier=noise_multiplier,
-            clip_norm=CLIP_NORM,
+            clip_norm=PROBE_CLIP_NORM,
             rates=warm_up_and_decay(PEAK_RATE, 20),
             keep=(1, 10, 20),
             directory=out / name,

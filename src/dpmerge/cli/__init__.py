@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from dpmerge import __version__
-from dpmerge.cli import design, frontier, ledger, manifest, merge, plan, verify
+from dpmerge.cli import design, frontier, ledger, manifest, merge, plan, reproduce, verify
 from dpmerge.cli.terminal import AsJson, one_line_errors, print_json, tolerate_narrow_encodings, wide_console
 
 app = typer.Typer(
@@ -25,7 +25,15 @@ app = typer.Typer(
 )
 app.add_typer(manifest.app, name="manifest")
 app.add_typer(ledger.app, name="ledger")
-for verb in (plan.plan, design.design, frontier.frontier, merge.merge, verify.verify, verify.keygen):
+for verb in (
+    plan.plan,
+    design.design,
+    frontier.frontier,
+    merge.merge,
+    verify.verify,
+    verify.keygen,
+    reproduce.reproduce,
+):
     app.command()(verb)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,7 +49,7 @@ def frontier_chart(analysis: Analysis, target: float) -> Chart:
     """Utility against ε: a line a curve, a mark a model, and the plan for the target."""
     across, up = frontier_axes(analysis)
     curves, looks = analysis.curves, styles.styles(analysis.curves, analysis)
-    unit = f"{_literal(analysis.utility.name)} = %{{y:.4g}}"
+    unit = f"{literal(analysis.utility.name)} = %{{y:.4g}}"
     data = [
         _line(curve, look, curve.epsilons, curve.utilities, unit, shape="hv")
         for curve, look in zip(curves, looks, strict=True)
@@ -62,9 +62,9 @@ def frontier_chart(analysis: Analysis, target: float) -> Chart:
         {
             "type": "scatter",
             "mode": "markers",
-            "x": _numbers([m.epsilon for m in models]),
-            "y": _numbers([m.utility for m in models]),
-            "text": [_text(m.name) for m in models],
+            "x": numbers([m.epsilon for m in models]),
+            "y": numbers([m.utility for m in models]),
+            "text": [escaped(m.name) for m in models],
             "customdata": [wording.epsilon(m.epsilon) for m in models],
             "marker": {"symbol": "diamond", "size": 9, "color": styles.MODELS, "line": {"color": "#fff", "width": 1}},
             "hovertemplate": f"%{{text}}<br>ε = %{{customdata}}<br>{unit}<extra></extra>",
@@ -81,12 +81,12 @@ def frontier_chart(analysis: Analysis, target: float) -> Chart:
             "hoverinfo": "skip",
         }
     )
-    layout = _layout(
-        _axis(across, f"ε at δ = {analysis.delta:g}"),
-        _axis(up, f"{_text(wording.short(analysis.utility.name, 20))} ({wording.direction(analysis.utility)})"),
+    drawn = layout(
+        chart_axis(across, f"ε at δ = {analysis.delta:g}"),
+        chart_axis(up, f"{escaped(wording.short(analysis.utility.name, 20))} ({wording.direction(analysis.utility)})"),
     )
-    layout["shapes"] = [_target({"x0": target, "x1": target, "y0": 0, "y1": 1, "yref": "paper"})]
-    return Chart("frontier", data, layout, tuple(legend))
+    drawn["shapes"] = [_target({"x0": target, "x1": target, "y0": 0, "y1": 1, "yref": "paper"})]
+    return Chart("frontier", data, drawn, tuple(legend))
 
 
 def edge_chart(analysis: Analysis, edge: Edge, lines: Sequence[Line], name: str, target: float) -> Chart:
@@ -97,40 +97,57 @@ def edge_chart(analysis: Analysis, edge: Edge, lines: Sequence[Line], name: str,
     legend = tuple(
         Entry(wording.label(line), look, place) for place, (line, look) in enumerate(zip(lines, looks, strict=True))
     )
-    across = {"title": {"text": f"share of {_text(wording.short(edge.names[1]))}"}, "range": [-0.02, 1.02]}
-    layout = _layout(across, _axis(edge_axis(edge, lines), f"ε at δ = {analysis.delta:g}"))
-    layout["shapes"] = [_target({"y0": target, "y1": target, "x0": 0, "x1": 1, "xref": "paper"})]
-    return Chart(name, data, layout, legend)
+    across = {"title": {"text": f"share of {escaped(wording.short(edge.names[1]))}"}, "range": [-0.02, 1.02]}
+    drawn = layout(across, chart_axis(edge_axis(edge, lines), f"ε at δ = {analysis.delta:g}"))
+    drawn["shapes"] = [_target({"y0": target, "y1": target, "x0": 0, "x1": 1, "xref": "paper"})]
+    return Chart(name, data, drawn, legend)
 
 
-def panel_chart(face: Face, panel: Panel, name: str, target: float) -> Chart:
-    """ε over the simplex: the colours, a veil over what costs more than the target, and the border between."""
+def costs_chart(face: Face, panel: Panel, name: str) -> Chart:
+    """ε over the simplex in the colours that all panels share."""
     axis = face_axis(face)
     shares = np.linspace(0, 1, len(panel.epsilons))
     with np.errstate(divide="ignore", invalid="ignore"):
         values = np.log10(panel.epsilons) if axis.log else panel.epsilons
-    heights = [_numbers(row) for row in values]
-    level = axis.scaled(target) if target > 0 else axis.ends[0]
-    where = {"x": _numbers(shares), "y": _numbers(shares), "showscale": False}
     colours = [
         [place, colour] for place, colour in zip(np.linspace(0, 1, len(styles.COSTS)), styles.COSTS, strict=True)
     ]
     first, second, third = (wording.short(n) for n in face.names)
     costs = {
         "type": "heatmap",
-        "z": heights,
-        **where,
+        "z": [numbers(row) for row in values],
+        "x": numbers(shares),
+        "y": numbers(shares),
+        "showscale": False,
         "zmin": axis.ends[0],
         "zmax": axis.ends[1],
         "colorscale": colours,
         "text": [[wording.epsilon(value) for value in row] for row in panel.epsilons],
         "customdata": [[max(0.0, round(1 - a - b, 9)) for a in shares] for b in shares],
         "hovertemplate": (
-            f"ε = %{{text}}<br>%{{x:.3g}} {_literal(first)}<br>%{{y:.3g}} {_literal(second)}"
-            f"<br>%{{customdata:.3g}} {_literal(third)}<extra></extra>"
+            f"ε = %{{text}}<br>%{{x:.3g}} {literal(first)}<br>%{{y:.3g}} {literal(second)}"
+            f"<br>%{{customdata:.3g}} {literal(third)}<extra></extra>"
         ),
         "hoverongaps": False,
     }
+    drawn = layout(
+        {"title": {"text": f"share of {escaped(first)}"}, "range": [-0.03, 1.03], "dtick": 0.25},
+        {"title": {"text": f"share of {escaped(second)}"}, "range": [-0.03, 1.03], "dtick": 0.25},
+    )
+    drawn["meta"] = {"log": axis.log}
+    ground = {"type": "path", "path": "M 0,0 L 1,0 L 0,1 Z", "fillcolor": styles.NO_NUMBER, "line": {"width": 0}}
+    drawn["shapes"] = [{**ground, "layer": "below"}]
+    return Chart(name, [costs], drawn)
+
+
+def panel_chart(face: Face, panel: Panel, name: str, target: float) -> Chart:
+    """The colours, a veil over what costs more than the target, and the border between."""
+    axis = face_axis(face)
+    level = axis.scaled(target) if target > 0 else axis.ends[0]
+    chart = costs_chart(face, panel, name)
+    (costs,) = chart.data
+    heights = costs["z"]
+    where = {key: costs[key] for key in ("x", "y", "showscale")}
     veil = {
         "type": "heatmap",
         "z": [[None if z is None else float(z > level) for z in row] for row in heights],
@@ -149,14 +166,7 @@ def panel_chart(face: Face, panel: Panel, name: str, target: float) -> Chart:
         "line": {"color": styles.TARGET, "width": 2.5, "smoothing": 0.5},
         "hoverinfo": "skip",
     }
-    layout = _layout(
-        {"title": {"text": f"share of {_text(first)}"}, "range": [-0.03, 1.03], "dtick": 0.25},
-        {"title": {"text": f"share of {_text(second)}"}, "range": [-0.03, 1.03], "dtick": 0.25},
-    )
-    layout["meta"] = {"log": axis.log}
-    ground = {"type": "path", "path": "M 0,0 L 1,0 L 0,1 Z", "fillcolor": styles.NO_NUMBER, "line": {"width": 0}}
-    layout["shapes"] = [{**ground, "layer": "below"}]
-    return Chart(name, [costs, veil, border], layout)
+    return Chart(name, [costs, veil, border], chart.layout)
 
 
 def has_no_number(panel: Panel) -> bool:
@@ -171,9 +181,9 @@ def _line(line: Curve | Line, look: styles.Style, x: Array, y: Array, other: str
     return {
         "type": "scatter",
         "mode": "lines+markers" if look.marked or len(x) == 1 else "lines",
-        "name": _text(wording.label(line)),
-        "x": _numbers(x),
-        "y": _numbers(y),
+        "name": escaped(wording.label(line)),
+        "x": numbers(x),
+        "y": numbers(y),
         "customdata": [wording.epsilon(value) for value in line.epsilons],
         "line": {"color": look.colour, "width": 2.5, "dash": "dash" if look.dashed else "solid", "shape": shape},
         "marker": {"symbol": "circle", "size": 6, "color": look.colour, "maxdisplayed": 12},
@@ -182,7 +192,8 @@ def _line(line: Curve | Line, look: styles.Style, x: Array, y: Array, other: str
     }
 
 
-def _layout(across: dict[str, Any], up: dict[str, Any]) -> dict[str, Any]:
+def layout(across: dict[str, Any], up: dict[str, Any]) -> dict[str, Any]:
+    """What all charts have in common, around two axes."""
     common = {"gridcolor": styles.GRID, "zeroline": False, "linecolor": "#888", "ticks": "outside", "tickcolor": "#888"}
     return {
         "xaxis": {**common, "automargin": True, **across},
@@ -197,11 +208,12 @@ def _layout(across: dict[str, Any], up: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _axis(axis: Axis, title: str) -> dict[str, Any]:
+def chart_axis(axis: Axis, title: str, ticks: Mapping[float, str] | None = None) -> dict[str, Any]:
+    """From where to where; a logarithmic axis has plain numbers, or these, as they are written here."""
     drawn: dict[str, Any] = {"title": {"text": title}, "range": list(axis.ends)}
     if axis.log:
-        ticks = axis.round_ticks(most=9)
-        drawn |= {"type": "log", "tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}
+        ticks = {tick: f"{tick:g}" for tick in axis.round_ticks(most=9)} if ticks is None else ticks
+        drawn |= {"type": "log", "tickvals": list(ticks), "ticktext": list(ticks.values())}
     return drawn
 
 
@@ -213,16 +225,16 @@ def _target(place: dict[str, Any]) -> dict[str, Any]:
     return {"type": "line", "line": line, "label": label, **place}
 
 
-def _numbers(values: Iterable[float]) -> list[float | None]:
+def numbers(values: Iterable[float]) -> list[float | None]:
     """Seven digits are more than a screen shows; what is printed is rounded up from the full figure."""
     return [float(f"{value:.7g}") if math.isfinite(value) else None for value in map(float, values)]
 
 
-def _text(text: str) -> str:
+def escaped(text: str) -> str:
     """Plotly reads a little HTML in every text."""
     return html.escape(wording.printable(text), quote=False)
 
 
-def _literal(text: str) -> str:
+def literal(text: str) -> str:
     """Inside a template: a name with %{…} in it would be read as one."""
-    return _text(text).replace("%{", "%\u200b{")
+    return escaped(text).replace("%{", "%\u200b{")

@@ -37,15 +37,23 @@ def write_page(analysis: Analysis, file: Path) -> None:
 
 def page(analysis: Analysis) -> str:
     """The page as HTML."""
-    script = _plotly_script()
     target = default_target(analysis)
     charts: list[Chart] = []
     figures = "\n".join(_figures(analysis, target, charts))
     drawn = {chart.id: {"data": chart.data, "layout": chart.layout} for chart in charts}
     plans = [_plan(plan) for plan in analysis.recommendations]
-    return Template(_part("page.html")).substitute(
-        title=_text(analysis.title),
-        subtitle=_text(analysis.subtitle),
+    return filled(
+        "page.html",
+        "page.js",
+        {
+            "utility": wording.printable(analysis.utility.name),
+            "charts": drawn,
+            "plans": plans,
+            "smallest": _smallest(analysis),
+            "delta": f"{analysis.delta:g}",
+        },
+        title=as_text(analysis.title),
+        subtitle=as_text(analysis.subtitle),
         banner=escape(BANNER),
         joint=_joint(analysis),
         target=f"{target:g}",
@@ -53,18 +61,13 @@ def page(analysis: Analysis) -> str:
         recommendations=_recommendations(analysis),
         models=_models(analysis),
         caveats=_caveats(analysis),
-        style=_part("page.css"),
-        data=_embedded(
-            {
-                "utility": wording.printable(analysis.utility.name),
-                "charts": drawn,
-                "plans": plans,
-                "smallest": _smallest(analysis),
-                "delta": f"{analysis.delta:g}",
-            }
-        ),
-        plotly=script,
-        script=_part("page.js"),
+    )
+
+
+def filled(template: str, script: str, data: Any, **parts: str) -> str:
+    """A page of HTML with all that it needs inside: our style and script, plotly.js, the data, and these parts."""
+    return Template(_part(template)).substitute(
+        parts, style=_part("page.css"), data=_embedded(data), plotly=_plotly_script(), script=_part(script)
     )
 
 
@@ -95,7 +98,8 @@ def _part(name: str) -> str:
     return resources.files("dpmerge.report").joinpath(name).read_text(encoding="utf-8")
 
 
-def _text(text: str) -> str:
+def as_text(text: str) -> str:
+    """Anything, as HTML that shows it."""
     return escape(wording.printable(text))
 
 
@@ -138,11 +142,11 @@ def _joint(analysis: Analysis) -> str:
 def _figures(analysis: Analysis, target: float, charts: list[Chart]) -> Iterable[str]:
     """The sections, in order; what they need drawn goes to `charts`."""
     charts.append(frontier_chart(analysis, target))
-    yield _section(frontier_caption(analysis), _drawing(charts[-1]))
+    yield section(frontier_caption(analysis), _drawing(charts[-1]))
     for number, face in enumerate(analysis.faces):
         panels = [panel_chart(face, panel, f"face-{number}-{place}", target) for place, panel in enumerate(face.panels)]
         charts += panels
-        yield _section(face_caption(face), _panels(face, panels, f"face-{number}"))
+        yield section(face_caption(face), _panels(face, panels, f"face-{number}"))
     for number, edge in enumerate(analysis.edges):
         for caption, lines, name in (
             (edge_caption(edge), edge.lines, f"edge-{number}"),
@@ -150,52 +154,78 @@ def _figures(analysis: Analysis, target: float, charts: list[Chart]) -> Iterable
         ):
             if lines:
                 charts.append(edge_chart(analysis, edge, lines, name, target))
-                yield _section(caption, _drawing(charts[-1]))
+                yield section(caption, _drawing(charts[-1]))
 
 
-def _section(caption: Caption, drawing: str) -> str:
-    return f"<section>\n<h2>{escape(caption.heading)}</h2>\n<p>{escape(caption.words)}</p>\n{drawing}\n</section>"
+def section(caption: Caption, content: str) -> str:
+    """A heading, words and what they are about, which is HTML."""
+    return f"<section>\n<h2>{escape(caption.heading)}</h2>\n<p>{escape(caption.words)}</p>\n{content}\n</section>"
 
 
 def _drawing(chart: Chart) -> str:
-    return f'<div class="chart" id="{chart.id}"></div>\n{_legend(chart)}'
+    return drawing(chart.id, (legend_button(entry.label, _swatch(entry), f"{entry.trace}") for entry in chart.legend))
 
 
-def _legend(chart: Chart) -> str:
-    entries = "".join(_entry(entry) for entry in chart.legend)
-    return f'<ul class="legend" data-chart="{chart.id}">{entries}</ul>'
+def drawing(name: str, buttons: Iterable[str]) -> str:
+    """Where the chart of this name is drawn, and below it its legend."""
+    return f'<div class="chart" id="{name}"></div>\n<ul class="legend" data-chart="{name}">{"".join(buttons)}</ul>'
 
 
-def _entry(entry: Entry) -> str:
-    if entry.style is None:
-        swatch = f'<path d="M15 2 l5 5 l-5 5 l-5 -5 z" fill="{MODELS}"/>'
-    else:
-        dashes = ' stroke-dasharray="7 4"' if entry.style.dashed else ""
-        swatch = f'<path d="M0 7 H30" stroke="{entry.style.colour}" stroke-width="3"{dashes}/>'
-        if entry.style.marked:
-            swatch += f'<circle cx="15" cy="7" r="4.5" fill="{entry.style.colour}"/>'
+def legend_button(label: str, swatch: str, traces: str) -> str:
+    """What switches traces on and off; the swatch is SVG, 30 wide and 14 high."""
     icon = f'<svg width="30" height="14" aria-hidden="true">{swatch}</svg>'
     return (
-        f'<li><button type="button" aria-pressed="true" data-trace="{entry.trace}">'
-        f"{icon}<span>{escape(entry.label)}</span></button></li>"
+        f'<li><button type="button" aria-pressed="true" data-trace="{traces}">'
+        f"{icon}<span>{escape(label)}</span></button></li>"
     )
 
 
+def _swatch(entry: Entry) -> str:
+    if entry.style is None:
+        return mark_swatch("diamonds", MODELS)
+    marks = mark_swatch("dots", entry.style.colour) if entry.style.marked else ""
+    return line_swatch(entry.style.colour, dashed=entry.style.dashed) + marks
+
+
+def line_swatch(colour: str, *, dashed: bool) -> str:
+    """A line, as a legend shows it."""
+    dashes = ' stroke-dasharray="7 4"' if dashed else ""
+    return f'<path d="M0 7 H30" stroke="{colour}" stroke-width="3"{dashes}/>'
+
+
+def mark_swatch(marks: str, colour: str) -> str:
+    """A mark, as a legend shows it."""
+    return {
+        "dots": f'<circle cx="15" cy="7" r="4.5" fill="{colour}"/>',
+        "diamonds": f'<path d="M15 2 l5 5 l-5 5 l-5 -5 z" fill="{colour}"/>',
+        "squares": f'<path d="M11 3 h8 v8 h-8 z" fill="{colour}"/>',
+    }[marks]
+
+
 def _panels(face: Face, charts: Sequence[Chart], name: str) -> str:
-    """Small multiples: as many side by side as fit, one scale of colours for all."""
+    reading = "the red line and the faded part show where ε is at, and above, the target"
+    return panel_grid(face, charts, name, reading, '<p class="share" data-panel="{}"></p>')
+
+
+def panel_grid(face: Face, charts: Sequence[Chart], name: str, reading: str = "", below: str = "") -> str:
+    """Small multiples: as many side by side as fit, one scale of colours for all.
+
+    `reading` is said of the scale besides; `below` is HTML under each panel, its {} the panel's id.
+    """
     axis = face_axis(face)
     ticks = "".join(f"<span>{wording.epsilon(value)}</span>" for value in axis.ticks(5))
-    spacing = "equal steps are equal ratios; " if axis.log else ""
-    grey = "grey has no finite ε; " if any(has_no_number(panel) for panel in face.panels) else ""
-    panels = "".join(
+    spacing = "equal steps are equal ratios" if axis.log else ""
+    grey = "grey has no finite ε" if any(has_no_number(panel) for panel in face.panels) else ""
+    remarks = "; ".join(remark for remark in (spacing, grey, reading) if remark)
+    drawn = "".join(
         f'<figure><figcaption>{escape(wording.label(panel))}</figcaption><div class="panel" id="{chart.id}"></div>'
-        f'<p class="share" data-panel="{chart.id}"></p></figure>'
+        f"{below.format(chart.id)}</figure>"
         for panel, chart in zip(face.panels, charts, strict=True)
     )
     return (
         f'<div class="scale"><div class="bar" style="background:linear-gradient(to right,{",".join(COSTS)})"></div>'
-        f'<div class="ticks">{ticks}</div><p>ε ({spacing}{grey}the red line and the faded part show where ε is '
-        f'at, and above, the target)</p></div>\n<div class="panels" id="{name}">{panels}</div>'
+        f'<div class="ticks">{ticks}</div><p>{f"ε ({remarks})" if remarks else "ε"}</p></div>\n'
+        f'<div class="panels" id="{name}">{drawn}</div>'
     )
 
 
@@ -212,7 +242,7 @@ def _recommendations(analysis: Analysis) -> str:
         )
         for plan in analysis.recommendations
     ]
-    return _table(("target ε", "achieved ε", wording.printable(analysis.utility.name), "released", "theorem"), rows)
+    return table(("target ε", "achieved ε", wording.printable(analysis.utility.name), "released", "theorem"), rows)
 
 
 def _models(analysis: Analysis) -> str:
@@ -220,10 +250,10 @@ def _models(analysis: Analysis) -> str:
         (wording.printable(model.name), wording.epsilon(model.epsilon), wording.utility(model.utility))
         for model in analysis.models
     ]
-    return _table(("model", "ε", wording.printable(analysis.utility.name)), rows)
+    return table(("model", "ε", wording.printable(analysis.utility.name)), rows)
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Each cell repeats its heading: a phone sets a row as a list."""
     heads = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
     body = "".join(
@@ -241,4 +271,4 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def _caveats(analysis: Analysis) -> str:
     if not analysis.caveats:
         return "<p>None were found.</p>"
-    return "<ul>" + "".join(f"<li>{_text(caveat)}</li>" for caveat in analysis.caveats) + "</ul>"
+    return "<ul>" + "".join(f"<li>{as_text(caveat)}</li>" for caveat in analysis.caveats) + "</ul>"

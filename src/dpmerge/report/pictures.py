@@ -10,7 +10,8 @@ import io
 import math
 import textwrap
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DPI = 160
+LEGEND_WIDTH = 44
+"""Characters of a name in a legend, on one line."""
+
 MOST_NAMES = 12
 """Models named beside their marks; more would cover the lines."""
 
@@ -49,20 +53,31 @@ _SETTINGS: dict[str, Any] = {
 
 def write_pictures(analysis: Analysis, folder: Path) -> list[Path]:
     """Write every figure twice, and say where."""
-    matplotlib = _matplotlib()
-    existing_folder(folder)
     written = []
-    with matplotlib.rc_context(_SETTINGS), warnings.catch_warnings():
-        # A name in a script that the font lacks is drawn as boxes; that is no reason to fail.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+    with settings():
+        existing_folder(folder)
         for name, draw in _drawings(analysis):
             figure = draw()
             figure.text(0.5, 0.994, BANNER, ha="center", va="top", fontsize=8, color=styles.TARGET)
-            for kind, metadata in (("png", {}), ("svg", {"Date": None})):
-                stream = io.BytesIO()
-                figure.savefig(stream, format=kind, dpi=DPI, metadata=metadata)
-                written.append(write_whole(folder / f"{name}.{kind}", stream.getvalue()))
+            written += [write_figure(figure, folder / f"{name}.{kind}") for kind in ("png", "svg")]
     return written
+
+
+@contextmanager
+def settings() -> Iterator[None]:
+    """Within it figures are made and written; afterwards matplotlib is as it was."""
+    with _matplotlib().rc_context(_SETTINGS), warnings.catch_warnings():
+        # A name in a script that the font lacks is drawn as boxes; that is no reason to fail.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        yield
+
+
+def write_figure(figure: Figure, file: Path) -> Path:
+    """As what the file's name ends in, without a date: the same figure gives the same bytes."""
+    kind = file.suffix.removeprefix(".")
+    stream = io.BytesIO()
+    figure.savefig(stream, format=kind, dpi=DPI, metadata={"Date": None} if kind == "svg" else {})
+    return write_whole(file, stream.getvalue())
 
 
 def _matplotlib() -> Any:
@@ -97,8 +112,8 @@ def _frontier(analysis: Analysis) -> Figure:
     for curve, look in zip(analysis.curves, looks, strict=True):
         _draw_line(axes, look, curve.epsilons, curve.utilities, drawstyle="steps-post")
     utility = wording.short(analysis.utility.name)
-    _set_axis(axes, "x", across, f"ε at δ = {analysis.delta:g} (smaller is more private)")
-    _set_axis(axes, "y", up, f"{utility} ({wording.direction(analysis.utility)})")
+    set_axis(axes, "x", across, f"ε at δ = {analysis.delta:g} (smaller is more private)")
+    set_axis(axes, "y", up, f"{utility} ({wording.direction(analysis.utility)})")
     models = [m for m in analysis.models if math.isfinite(m.epsilon) and math.isfinite(m.utility)]
     mark: dict[str, Any] = {
         "marker": "D",
@@ -135,23 +150,28 @@ def _edge(analysis: Analysis, edge: Edge, lines: Sequence[Line], heading: str) -
         _draw_line(axes, look, edge.weights, line.epsilons)
     axes.set_xlim(-0.02, 1.02)
     axes.set_xlabel(f"share of {wording.short(edge.names[1])} (the rest is {wording.short(edge.names[0])})")
-    _set_axis(axes, "y", edge_axis(edge, lines), f"ε at δ = {analysis.delta:g}")
+    set_axis(axes, "y", edge_axis(edge, lines), f"ε at δ = {analysis.delta:g}")
     _legend(figure, looks, [wording.label(line) for line in lines])
     return figure
 
 
 def _face(face: Face) -> Figure:
-    """Equilateral triangles, two in a row, over one scale of colours."""
+    figure = face_figure(face)
+    heading = wrapped(captions.face_caption(face).heading, 38 * min(2, len(face.panels)))
+    below = _below_banner(figure, lines=heading.count("\n") + 1)
+    figure.suptitle(heading, y=below, fontweight="bold", fontsize=11)
+    return figure
+
+
+def face_figure(face: Face) -> Figure:
+    """Equilateral triangles, two in a row, over one scale of colours; a heading is for the caller to set."""
     from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
     from matplotlib.figure import Figure
     from matplotlib.ticker import StrMethodFormatter
 
-    columns = min(2, len(face.panels))
-    rows = -(-len(face.panels) // columns)
-    figure = Figure(figsize=(4.1 * columns + 1, 3.5 * rows + 0.9))
-    heading = _wrapped(captions.face_caption(face).heading, 38 * columns)
-    below = _below_banner(figure, lines=heading.count("\n") + 1)
-    figure.suptitle(heading, y=below, fontweight="bold", fontsize=11)
+    columns = min(2, len(face.panels)) or 1
+    rows = -(-len(face.panels) // columns) or 1
+    figure = Figure(figsize=(4.1 * columns + 1, 3.5 * rows + 0.9), layout="constrained")
     axis = face_axis(face)
     norm = (LogNorm if axis.log else Normalize)(axis.low, axis.high)
     colours = LinearSegmentedColormap.from_list("costs", styles.COSTS).with_extremes(bad=styles.NO_NUMBER)
@@ -180,7 +200,7 @@ def _draw_panel(axes: Axes, face: Face, panel: Panel, norm: Any, colours: Any) -
     axes.set_aspect("equal")
     axes.set_xlim(-0.2, 1.2)
     axes.set_ylim(-0.16, height + 0.13)
-    axes.set_title(_wrapped(wording.label(panel), 40), fontsize=10)
+    axes.set_title(wrapped(wording.label(panel), 40), fontsize=10)
     first, second, third = (wording.short(name, 20) for name in face.names)
     for x, y, name, vertical in (
         (1, -0.03, first, "top"),
@@ -218,7 +238,7 @@ def _one_plot(heading: str) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(7.5, 5.4))
     _below_banner(figure)
     axes = figure.subplots()
-    axes.set_title(_wrapped(heading, 72), fontweight="bold", fontsize=11, pad=8)
+    axes.set_title(wrapped(heading, 72), fontweight="bold", fontsize=11, pad=8)
     return figure, axes
 
 
@@ -226,10 +246,11 @@ def _draw_line(axes: Axes, look: styles.Style, x: Array, y: Array, **how: Any) -
     shown = np.isfinite(x) & np.isfinite(y)
     every = max(1, len(x) // 12)
     marker = {"marker": "o", "markersize": 5, "markevery": every} if look.marked or len(x) == 1 else {}
-    axes.plot(np.where(shown, x, np.nan), np.where(shown, y, np.nan), **_stroke(look), **marker, **how)  # type: ignore[arg-type]
+    axes.plot(np.where(shown, x, np.nan), np.where(shown, y, np.nan), **stroke(look), **marker, **how)  # type: ignore[arg-type]
 
 
-def _stroke(look: styles.Style) -> dict[str, Any]:
+def stroke(look: styles.Style) -> dict[str, Any]:
+    """How matplotlib draws a line of this style."""
     return {"color": look.colour, "linewidth": 1.8, "linestyle": (0, (5, 3)) if look.dashed else "-"}
 
 
@@ -239,12 +260,16 @@ def _legend(
     names: Sequence[str],
     extra: Sequence[tuple[dict[str, Any], str]] = (),
 ) -> None:
-    """Below the plot, where it covers nothing."""
     from matplotlib.lines import Line2D
 
-    handles = [Line2D([], [], **_stroke(look), marker="o" if look.marked else "", markersize=5) for look in looks]
+    handles = [Line2D([], [], **stroke(look), marker="o" if look.marked else "", markersize=5) for look in looks]
     handles += [Line2D([], [], **how) for how, _ in extra]
-    texts = [_wrapped(name, 44) for name in (*names, *(name for _, name in extra))]
+    legend_below(figure, handles, [*names, *(name for _, name in extra)])
+
+
+def legend_below(figure: Figure, handles: Sequence[Any], names: Sequence[str]) -> None:
+    """Names below the plot, where they cover nothing, each beside its handle: an artist, or several as a tuple."""
+    texts = [wrapped(name, LEGEND_WIDTH) for name in names]
     columns = 2 if len(texts) > 2 else 1
     # A label that begins with an underscore would be left out, so labels are set afterwards.
     legend = figure.legend(
@@ -259,18 +284,20 @@ def _legend(
         place.set_text(text)
 
 
-def _set_axis(axes: Axes, which: str, axis: Axis, name: str) -> None:
-    from matplotlib.ticker import FixedLocator, NullFormatter, StrMethodFormatter
+def set_axis(axes: Axes, which: str, axis: Axis, name: str, ticks: Mapping[float, str] | None = None) -> None:
+    """From where to where; a logarithmic axis has plain numbers, or these, as they are written here."""
+    from matplotlib.ticker import FixedFormatter, FixedLocator, NullFormatter, StrMethodFormatter
 
     side = axes.xaxis if which == "x" else axes.yaxis
     if axis.log:
         (axes.set_xscale if which == "x" else axes.set_yscale)("log")
-        side.set_major_locator(FixedLocator(axis.round_ticks(most=9)))
-        side.set_major_formatter(StrMethodFormatter("{x:g}"))
+        side.set_major_locator(FixedLocator(axis.round_ticks(most=9) if ticks is None else list(ticks)))
+        side.set_major_formatter(FixedFormatter(list(ticks.values())) if ticks else StrMethodFormatter("{x:g}"))
         side.set_minor_formatter(NullFormatter())
     (axes.set_xlim if which == "x" else axes.set_ylim)(axis.low, axis.high)
     side.set_label_text(name)
 
 
-def _wrapped(text: str, width: int) -> str:
+def wrapped(text: str, width: int) -> str:
+    """The text in lines of so many characters."""
     return "\n".join(textwrap.wrap(text, width)) or text

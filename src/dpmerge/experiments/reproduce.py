@@ -1,0 +1,120 @@
+"""Run experiments and write down what they found: results, pictures, pages.
+
+Guarantees: what is drawn and told is computed from the results file that was written, read back. Trained runs and
+scores are kept in `reproduction/runs`, so that an interrupted experiment goes on where it stopped.
+Refuses: presets and experiments that are not known; folders that cannot be written to.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from dpmerge.errors import CannotWrite, InvalidInput
+from dpmerge.experiments.catalogue import EXPERIMENTS, Experiment, chosen, experiment
+from dpmerge.experiments.pages import FOLDER, OVERVIEW, overview, page
+from dpmerge.experiments.presets import PRESETS, Preset
+from dpmerge.experiments.results import Results, versions
+from dpmerge.experiments.workshop import ImageSource, Workshop
+from dpmerge.report.files import write_whole
+from dpmerge.report.plot_page import write_plot_page
+from dpmerge.report.plot_pictures import write_plot_pictures
+from dpmerge.report.plots import Table
+
+RUNS = "runs"
+
+
+def preset_named(name: str) -> Preset:
+    """A preset by its name."""
+    if name not in PRESETS:
+        raise InvalidInput("preset", name, ", ".join(PRESETS))
+    return PRESETS[name]
+
+
+def reproduce(
+    names: Sequence[str],
+    folder: Path,
+    *,
+    preset: Preset,
+    images: ImageSource,
+    seed: int = 42,
+    tell: Callable[[str], object] = lambda _: None,
+) -> Iterator[Results]:
+    """Measure, write down and hand out each experiment in turn; then write the page about all that are there."""
+    wanted = chosen(names)
+    home = made_folder(folder / FOLDER)
+    workshop = Workshop(made_folder(home / RUNS), preset, images, seed, tell)
+    for name in wanted:
+        yield _written(measured(name, workshop), home)
+    _write_overview(folder)
+
+
+def redraw(names: Sequence[str], folder: Path) -> Iterator[Results]:
+    """Pictures and pages again, from results that are there; nothing is trained or measured."""
+    home = folder / FOLDER
+    for name in chosen(names):
+        yield _written(Results.read(home / name / f"{name}.json"), home)
+    _write_overview(folder)
+
+
+def measured(name: str, workshop: Workshop) -> Results:
+    """One experiment, as a results file would give it back."""
+    made = experiment(name)
+    workshop.timings.clear()
+    begun = time.perf_counter()
+    numbers = made.measure(workshop)
+    timings = {**workshop.timings, "all of it, this time": time.perf_counter() - begun}
+    results = Results(
+        experiment=name,
+        preset=workshop.preset.name,
+        seed=workshop.seed,
+        settings=made.settings(workshop),
+        numbers=numbers,
+        versions=versions(),
+        timings=timings,
+    )
+    return Results.parsed(results.document(), name)
+
+
+def _written(results: Results, home: Path) -> Results:
+    name, made = results.experiment, experiment(results.experiment)
+    place = made_folder(home / name)
+    write_whole(place / f"{name}.json", _json(results))
+    drawings, statements = made.drawings(results.numbers), made.statements(results.numbers)
+    write_plot_pictures(drawings, place)
+    rows = [(s.verdict, f"{s.claim} ({s.source})", s.measured, s.why) for s in statements]
+    table = Table(heading="What was found", head=("agrees?", "claim", "measured", "why"), rows=rows)
+    subtitle = f"dpmerge reproduce {name}: preset {results.preset}, seed {results.seed}"
+    write_plot_page(made.TITLE, subtitle, (), drawings, (table,), place / f"{name}.html")
+    write_whole(place / f"{name}.md", page(name, results, made).encode())
+    return results
+
+
+def _json(results: Results) -> bytes:
+    """Readable, but with a list of numbers on one line."""
+    document = results.document()
+    numbers = {key: json.dumps(v, ensure_ascii=False, allow_nan=False) for key, v in document.pop("numbers").items()}
+    head = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)
+    lines = ",\n".join(f"  {json.dumps(key)}: {value}" for key, value in numbers.items())
+    return f'{head[:-2]},\n "numbers": {{\n{lines}\n }}\n}}\n'.encode()
+
+
+def _write_overview(folder: Path) -> None:
+    """About every experiment of which there are results, not only those of this time."""
+    found: dict[str, Results] = {}
+    made_by: dict[str, Experiment] = {}
+    for name in EXPERIMENTS:
+        if (file := folder / FOLDER / name / f"{name}.json").is_file():
+            found[name], made_by[name] = Results.read(file), experiment(name)
+    write_whole(folder / OVERVIEW, overview(found, made_by).encode())
+
+
+def made_folder(folder: Path) -> Path:
+    """The folder, made if need be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CannotWrite("output", str(folder), "a folder that can be made", found=error.strerror) from None
+    return folder

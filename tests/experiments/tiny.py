@@ -1,0 +1,46 @@
+"""Every experiment at a scale of seconds: the thousand images of MNIST beside the examples, and made-up colours."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from dpmerge.experiments.images import Images
+from dpmerge.experiments.presets import CifarScale, MeanScale, MnistScale, Preset
+
+_PUBLIC = Path(__file__).parents[2] / "examples" / "mnist" / "public.npz"
+
+TINY = Preset(
+    "tiny",
+    mean=MeanScale(draws=20_000, points=21),
+    mnist=MnistScale(records=800, tests=200, seeds=3, noise=1 / 16, rungs=4, resolution=10, batch=64),
+    cifar=CifarScale(
+        width=4, pretraining=96, records=48, tests=40, epochs=1, augmented=False, physical_batch=16, seeds=2, steps=5,
+        rungs=2, resolution=2, batch=16,
+    ),
+)  # fmt: skip
+
+
+class TinyImages:
+    """800 images for training and 200 for testing; and colours that tell ten classes apart."""
+
+    def mnist(self) -> Images:
+        return _mnist()
+
+    def cifar10(self) -> Images:
+        rng = np.random.default_rng(7)
+        colours = rng.integers(40, 215, size=(10, 3, 4, 4)).repeat(8, axis=2).repeat(8, axis=3)
+        labels = rng.integers(0, 10, size=260).astype(np.uint8)
+        pictures = np.clip(colours[labels] + rng.normal(0, 40, size=(260, 3, 32, 32)), 0, 255).astype(np.uint8)
+        rows = pictures.reshape(len(labels), -1)
+        return Images(rows[:200], labels[:200], rows[200:], labels[200:])
+
+
+@cache
+def _mnist() -> Images:
+    with np.load(_PUBLIC) as arrays:
+        pixels = np.rint((arrays["features"] * 0.3081 + 0.1307) * 255).clip(0, 255).astype(np.uint8)
+        labels = arrays["labels"].astype(np.uint8)
+    return Images(pixels[:800], labels[:800], pixels[800:], labels[800:])
