@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 from scipy.optimize import brentq
 from scipy.special import ndtr
 
-from dpmerge.experiments import ladder
+from dpmerge.experiments import ladder, ladder_findings
 from dpmerge.experiments.presets import PRESETS
 from dpmerge.experiments.statements import Statement
 from dpmerge.experiments.workshop import Workshop
@@ -75,8 +75,8 @@ def test_epsilon_is_that_of_k_runs_composed(numbers: dict[str, Any]) -> None:
 def test_theory_s_epsilons_are_those_of_the_full_ladder() -> None:
     made = ladder.ladders(PRESETS["small"])["mnist"]
     assert (made.runs, made.noise_multiplier, made.steps, made.clip_norm) == (12, 512.0, 20, 2.0)
-    assert made.averaged == tuple(ladder.THEORY)
-    for k, (epsilon, _) in ladder.THEORY.items():
+    assert made.averaged == tuple(ladder_findings.THEORY)
+    for k, (epsilon, _) in ladder_findings.THEORY.items():
         assert round(epsilon_of(mu_of(k * made.steps, made.noise_multiplier)), 3) == epsilon
         assert made.setups().get(f"retrained-{k}", made.setups()["rung-01"]).noise_multiplier == 512 / math.sqrt(k)
     assert made.prefix_steps == [1, 3, 6, 13, 20]
@@ -159,10 +159,10 @@ def test_what_is_known_can_fail(numbers: dict[str, Any], words: str, changes: di
 
 def full(numbers: dict[str, Any]) -> dict[str, Any]:
     """As the full ladder would be if theory's figures were met exactly."""
-    epsilons, accuracies = (list(column) for column in zip(*ladder.THEORY.values(), strict=True))
+    epsilons, accuracies = (list(column) for column in zip(*ladder_findings.THEORY.values(), strict=True))
     scores = {"averages": [accuracies] * 3}
     found = numbers["mnist"] | {"records": 60_000, "noise_multiplier": 512.0, "steps": 20}
-    found |= {"averaged": list(ladder.THEORY), "epsilons": epsilons, "accuracies": scores}
+    found |= {"averaged": list(ladder_findings.THEORY), "epsilons": epsilons, "accuracies": scores}
     found["single_runs"] = [[0.76, 0.78], [0.77, 0.77]]
     return copy.deepcopy(found)
 
@@ -170,17 +170,17 @@ def full(numbers: dict[str, Any]) -> dict[str, Any]:
 def test_theory_s_figures_are_compared_in_their_own_setting_only(numbers: dict[str, Any]) -> None:
     assert not [s for s in ladder.statements(numbers) if "σ = 512" in s.claim]
     whole = full(numbers)
-    met = ladder.theory_statement(whole)
+    met = ladder_findings.theory_statement(whole)
     assert met.verdict == "agrees"
     assert "0.051, 0.074, 0.108, 0.158, 0.197 and accuracy 0.785" in met.measured
     assert "single runs have 0.770 with a standard deviation of 0.007, from 0.760 to 0.780" in met.why
-    assert "accuracy" not in ladder.theory_statement(whole | {"records": 800}).measured
+    assert "accuracy" not in ladder_findings.theory_statement(whole | {"records": 800}).measured
     off = copy.deepcopy(whole)
     off["epsilons"][2] = 0.109
-    assert ladder.theory_statement(off).verdict == "agrees in part"
+    assert ladder_findings.theory_statement(off).verdict == "agrees in part"
     off = copy.deepcopy(whole)
     off["accuracies"]["averages"][0][1] += 0.04  # 0.013 of the mean of three
-    assert ladder.theory_statement(off).verdict == "agrees in part"
+    assert ladder_findings.theory_statement(off).verdict == "agrees in part"
 
 
 def scored(numbers: dict[str, Any], other: str, gains: list[list[float]]) -> dict[str, Any]:

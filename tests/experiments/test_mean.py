@@ -28,6 +28,7 @@ from dpmerge.report.plots import Plot
 from experiments.roundtrip import roundtrip
 
 DELTA = 1e-5
+RS, LC = "random selection (RS)", "linear combination (LC)"
 Numbers = dict[str, Any]
 
 
@@ -390,12 +391,12 @@ def test_drawings(numbers: Numbers) -> None:
     ]
     series = {name: {line.name: line for line in plot.series} for name, plot in plots.items() if isinstance(plot, Plot)}
     tradeoff = series["mean-tradeoff"]
-    assert {name for name, line in tradeoff.items() if line.marks == "dots"} == {"RS, RDP", "LC, RDP"}
+    assert {name for name, line in tradeoff.items() if line.marks == "dots"} == {f"{name}, RDP" for name in (RS, LC)}
     assert not any(line.dashed for lines in series.values() for line in lines.values())  # all is proved
     inputs = tradeoff["the two estimates, PLD"]
     assert not inputs.line
     assert inputs.x.tolist() == numbers["inputs"]["pld"]
-    assert np.nanmin(tradeoff["LC, PLD"].y) < np.nanmin(tradeoff["RS, PLD"].y)
+    assert np.nanmin(tradeoff[f"{LC}, PLD"].y) < np.nanmin(tradeoff[f"{RS}, PLD"].y)
     [measured] = [line for name, line in series["mean-selection-error"].items() if "measured" in name]
     assert measured.error is not None
     assert len(measured.x) == len(mean.CHECKED_WEIGHTS)

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 from scipy.optimize import brentq, minimize
 from scipy.special import ndtr
 
-from dpmerge.experiments import probe
+from dpmerge.experiments import probe, probe_findings
 from dpmerge.experiments.statements import Statement
 from dpmerge.experiments.training import warm_up_and_decay
 from dpmerge.experiments.workshop import Workshop
@@ -276,7 +276,7 @@ def test_theory_s_example_is_compared_in_its_own_setting_only(numbers: dict[str,
     assert "theory:" not in about(numbers, "With a learning rate that decays").measured
     there = copy.deepcopy(numbers)
     there["decaying"] |= {"noise": 1, "steps": 20}
-    there["decaying"]["example"] |= probe.THEORY
+    there["decaying"]["example"] |= probe_findings.THEORY
     met = about(there, "With a learning rate that decays")
     assert met.verdict == "agrees"
     assert "theory: without noise 0.945, with noise 0.427, merged_trajectory 0.519, joint_release 1.18" in met.measured

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from dpmerge.experiments import soundness
+from dpmerge.experiments.counterexamples import evidence, least_epsilon
 from dpmerge.experiments.presets import DELTA
 from dpmerge.experiments.statements import Statement
 from dpmerge.experiments.training import warm_up_and_decay
@@ -86,15 +87,15 @@ def test_an_attack_proves_no_more_than_is_true() -> None:
     for mu in (0.5, 2.0, 4.0):
         truth = float(gaussian_mp.epsilon(mu, DELTA))
         sides = [rng.normal(mu, 1, size=50_000), rng.normal(0, 1, size=50_000)]
-        assert all(soundness.least_epsilon(sides, t) <= truth for t in np.linspace(-1, 5, 25))
-    assert soundness.least_epsilon([np.zeros(100), np.zeros(100)], 1.0) == 0
-    assert soundness.least_epsilon([np.ones(100), np.ones(100)], 0.0) < 0.05
+        assert all(least_epsilon(sides, t) <= truth for t in np.linspace(-1, 5, 25))
+    assert least_epsilon([np.zeros(100), np.zeros(100)], 1.0) == 0
+    assert least_epsilon([np.ones(100), np.ones(100)], 0.0) < 0.05
 
 
 def test_the_attack_sees_both_hidden_models() -> None:
     """Its evidence is that of two Gaussian views of the record, 2/σ₁ and 2/σ₂, up to the ambiguity of a mirror."""
     weights, sigmas = np.array([0.9, 0.1]), np.array([4.0, 0.5])
-    plus, minus = (soundness.evidence(np.random.default_rng(1), 20_000, sign, weights, sigmas) for sign in (1, -1))
+    plus, minus = (evidence(np.random.default_rng(1), 20_000, sign, weights, sigmas) for sign in (1, -1))
     mu = float(np.hypot(2 / 4, 2 / 0.5))
     ideal = np.mean(np.random.default_rng(2).normal(mu / 2, 1, 20_000) > 0)
     assert (np.mean(plus > 0) + np.mean(minus < 0)) / 2 == pytest.approx(ideal, abs=0.12)

@@ -208,8 +208,8 @@ def _monte_carlo(draws: int, seed: int, best: float) -> dict[str, Any]:
 def drawings(numbers: dict[str, Any]) -> list[Drawing]:
     return [
         _tradeoff(numbers),
-        *_sweep(numbers, "selection", "RS", "π, the probability of the less noisy estimate"),
-        *_sweep(numbers, "combination", "LC", "λ, the weight of the less noisy estimate"),
+        *_sweep(numbers, "selection", "random selection", "π, the probability of the less noisy estimate"),
+        *_sweep(numbers, "combination", "linear combination", "λ, the weight of the less noisy estimate"),
         *untold_index.drawings(numbers["untold"]),
     ]
 
@@ -229,8 +229,8 @@ def _tradeoff(numbers: dict[str, Any]) -> Plot:
         found, inputs = numbers["frontier"][accounting], numbers["inputs"]
         words = accounting.upper()
         series += [
-            _line(f"RS, {words}", found["targets"], found["select"], _RS, marks=marks),
-            _line(f"LC, {words}", found["targets"], found["combine"], _LC, marks=marks),
+            _line(f"random selection (RS), {words}", found["targets"], found["select"], _RS, marks=marks),
+            _line(f"linear combination (LC), {words}", found["targets"], found["combine"], _LC, marks=marks),
             _line(f"the two estimates, {words}", inputs[accounting], inputs["error"], _GREY, marks=mark, line=False),
         ]
     return Plot(
@@ -250,7 +250,7 @@ def _tradeoff(numbers: dict[str, Any]) -> Plot:
 def _sweep(numbers: dict[str, Any], part: str, name: str, across: str) -> list[Plot]:
     """The two panels of a figure of the appendix: ε, and the error with what was measured."""
     found, drawn = numbers[part], numbers["monte_carlo"]
-    colour, weights = (_RS if name == "RS" else _LC), found["weights"]
+    colour, weights = (_RS if part == "selection" else _LC), found["weights"]
     chosen = np.array([what == part for what in drawn["what"]])
     at, measured, error = (values(drawn[key])[chosen] for key in ("weights", "measured", "standard_error"))
     how: dict[str, Any] = {"marks": "squares", "line": False, "error": STANDARD_ERRORS * error}
