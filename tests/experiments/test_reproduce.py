@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,10 @@ import pytest
 from typer.testing import CliRunner
 
 from dpmerge.cli import app
+from dpmerge.errors import BadCheckpoint
 from dpmerge.experiments import presets, training
 from dpmerge.experiments.catalogue import EXPERIMENTS, experiment
+from dpmerge.experiments.images import Images
 from dpmerge.experiments.results import Results
 from dpmerge.experiments.workshop import Workshop
 from experiments.tiny import TINY, TinyImages
@@ -51,6 +55,8 @@ def test_each_experiment_leaves_results_pictures_and_pages(everything: Path, nam
     assert {"python", "numpy", "scipy", "torch", "opacus", "cores"} <= set(results.versions)
     assert results.timings["all of it, this time"] > 0
     assert results.settings
+    assert len(set(results.seeds.values())) == len(results.seeds), "a noise stream for each run"
+    assert bool(results.seeds) == (name not in ("mean", "composition"))
     names = {f"{drawing.name}.png" for drawing in drawings} | {f"{name}.{kind}" for kind in ("json", "md", "html")}
     assert {path.name for path in folder.iterdir()} == names
     page, whole = (folder / f"{name}.md").read_text(), (everything / "reproduction.md").read_text()
@@ -67,7 +73,7 @@ def test_each_experiment_leaves_results_pictures_and_pages(everything: Path, nam
         assert statement.claim in whole
         assert statement.source in whole
     assert made.TITLE in html
-    assert not re.search(r"\b(nan|None)\b", page), "a figure that is none"
+    assert not re.search(r"\b(nan|NaN|None)\b", page), "a figure that is none"
 
 
 def test_redrawing_needs_nothing_but_the_results(everything: Path, tmp_path: Path) -> None:
@@ -150,3 +156,50 @@ def test_results_of_another_kind_are_refused(tmp_path: Path, content: str) -> No
     result = run("mean", "-o", str(tmp_path), "--redraw")
     assert result.exit_code == 2
     assert "mean.json" in result.stderr
+
+
+def test_two_at_once_are_refused(tmp_path: Path) -> None:
+    runs = tmp_path / "reproduction" / "runs"
+    runs.mkdir(parents=True)
+    with (runs / ".lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        result = run("composition", "-o", str(tmp_path), "--preset", "tiny")
+    assert result.exit_code == 2
+    assert "accepted: a folder that no other dpmerge reproduce is at work in" in result.stderr
+    assert [path.name for path in runs.parent.iterdir()] == ["runs"]
+
+
+@pytest.mark.parametrize("missing", ["plotly", "matplotlib"])
+def test_what_draws_is_missed_before_anything_is_measured(
+    missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    result = run("mnist", "-o", str(tmp_path), "--preset", "tiny")
+    assert result.exit_code == 2
+    assert f"got no {missing}; accepted: the extras torch and report" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_damaged_weights_say_what_to_delete(workshop: Workshop, tmp_path: Path) -> None:
+    other = Workshop(tmp_path, TINY, TinyImages())
+    setup = {"run": training.Setup(clip_norm=2.0, noise_multiplier=1.0, rates=(1.0, 1.0))}
+    [run_] = other.portfolio(workshop.mnist, "damaged", setup).runs
+    [weights] = run_.folder.glob("*.safetensors")
+    weights.write_bytes(weights.read_bytes()[:-10])
+    with pytest.raises(BadCheckpoint) as told:
+        other.portfolio(workshop.mnist, "damaged", setup)
+    [note] = told.value.__notes__
+    assert note == f"delete {run_.folder.parents[1]} to train these runs again"
+
+
+def test_other_data_never_find_a_run(workshop: Workshop, tmp_path: Path) -> None:
+    class Reversed(TinyImages):
+        def mnist(self) -> Images:
+            images = super().mnist()
+            return images._replace(train=images.train[::-1].copy())
+
+    setup = {"run": training.Setup(clip_norm=2.0, noise_multiplier=1.0, rates=(1.0,))}
+    homes = [Workshop(tmp_path, TINY, source()).portfolio for source in (TinyImages, Reversed)]
+    tasks = [workshop.mnist, Workshop(tmp_path, TINY, Reversed()).mnist]
+    folders = {home(task, "same", setup).runs[0].folder for home, task in zip(homes, tasks, strict=True)}
+    assert len(folders) == 2

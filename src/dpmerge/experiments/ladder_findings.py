@@ -21,8 +21,8 @@ THEORY = {1: (0.051, 0.785), 2: (0.074, 0.821), 4: (0.108, 0.841), 8: (0.158, 0.
 _LINES = {
     "averages": ("average of k equal runs", COLOURS["combine"], "squares"),
     "retrained": ("trained once with the noise σ/√k", THEOREMS[4], "diamonds"),
-    "selected rungs": ("random selection of the first or the top average", COLOURS["select"], "none"),
-    "selected models": ("random selection of the first run or one trained for the top ε", THEOREMS[3], "none"),
+    "selected rungs": ("the best random selection of the other averages", COLOURS["select"], "dots"),
+    "selected models": ("the best random selection of the other trained models", THEOREMS[3], "dots"),
     "prefixes": ("the run trained for the top ε, stopped early", THEOREMS[1], "diamonds"),
 }
 
@@ -48,8 +48,8 @@ def _drawing(name: str, found: dict[str, Any]) -> Plot:
         words=(
             f"{ks[-1]} runs with the same settings (σ = {found['noise_multiplier']:g}, {found['steps']} steps); the "
             f"average of the first k = {', '.join(map(str, ks))} of them costs the joint release of k runs, whatever "
-            "the model. Beside it, at the same ε: one run with less noise, a random choice between the cheapest and "
-            "the dearest model, and the dearest run stopped early. Bars and bands: 95 % confidence over "
+            "the model. Beside it, at the same ε: one run with less noise, the best random choice among the models "
+            "for the other ε's, and the run for the largest ε stopped early. Bars and bands: 95 % confidence over "
             f"{repetitions} repetitions with other noise."
         ),
         across=f"ε at δ = {DELTA:g} (one record replaced)",
@@ -158,7 +158,7 @@ def _nothing_unproved(data: str, found: dict[str, Any]) -> Statement:
 
 
 def _comparisons(data: str, found: dict[str, Any]) -> Iterator[Statement]:
-    ks, shares = found["averaged"], found["top_shares"]
+    ks = found["averaged"]
     between = range(1, len(ks) - 1)
     yield Statement(
         claim=f"{data}: the average of k equal runs is as accurate as one run trained for its ε.",
@@ -166,15 +166,16 @@ def _comparisons(data: str, found: dict[str, Any]) -> Iterator[Statement]:
         **_compared(found, "retrained", range(1, len(ks)), equal=True),
         why=_bias(found),
     )
-    for other, what in (("selected rungs", "averages"), ("selected models", "single models")):
+    for other, what in (("rungs", "the other averages"), ("models", "models trained for the other ε's")):
         if between:
-            chances = ", ".join(f"{shares[place]:.2g}" for place in between)
+            dearer = [sum(values(found["chances"][other])[place][place + 1 :]) for place in between]
+            chances = ", ".join(f"{chance:.2g}" for chance in dearer)
             yield Statement(
-                claim=f"{data}: the average of k runs is more accurate than random selection of {what} at its ε.",
+                claim=f"{data}: the average of k runs is more accurate than the best draw among {what} at its ε.",
                 source="ours",
-                **_compared(found, other, between),
+                **_compared(found, f"selected {other}", between),
                 why=(
-                    f"Within the ε of these rungs the dearest model may be drawn with probability {chances} only: "
+                    f"Within the ε of these rungs anything dearer may be drawn with probability {chances} only: "
                     "what is averaged by a draw is δ, and δ falls steeply with ε."
                 ),
             )
@@ -185,10 +186,17 @@ def _comparisons(data: str, found: dict[str, Any]) -> Iterator[Statement]:
         source="ours",
         **_compared(found, "prefixes", range(len(ks) - 1)),
         why=(
+            f"Against the run trained for its own ε a prefix has: {_prefixes(found)}. "
             f"Stopped after {', '.join(map(str, steps))} of {found['steps']} steps, at learning rates of "
             f"{', '.join(f'{rate:.2g}' for rate in rates)}."
         ),
     )
+
+
+def _prefixes(found: dict[str, Any]) -> str:
+    gained = values(found["accuracies"]["prefixes"]) - values(found["accuracies"]["retrained"])
+    places = range(1, len(found["averaged"]) - 1)
+    return "; ".join(f"k = {found['averaged'][place]}: {difference(gained[:, place])}" for place in places) or "nothing"
 
 
 def _bias(found: dict[str, Any]) -> str:

@@ -23,10 +23,14 @@ _BEFORE = """# The paper's experiments, again, beside what is proved
 
 Computed by `dpmerge reproduce all` (docs/reproduce.md); every verdict and figure below comes from the results files
 beside the pictures, none is typed in. Accuracies are means over repetitions with independent noise, ± is half of a
-95 % confidence interval, and *within noise* means that the repetitions cannot tell a difference from none.
+95 % confidence interval over those, and *within noise* means that the repetitions cannot tell a difference from none.
+All repetitions share the test images (and, for CIFAR-10, one pretrained start): what another test set would change is
+not in the ±.
 
-Three things to know before comparing with the paper:
+What to know before comparing with the paper:
 
+- **ε is for one record replaced**, as in the paper; only for Poisson batches (`checkpoints`) for one added or removed,
+  since RDP is known for that alone, with ε by PLD for a record replaced beside it.
 - **merged_trajectory**, the paper's accounting of linear combination, is not a proof for ordinary DP-SGD of two or
   more steps (docs/theory.md says why, the experiment `soundness` what a proof costs). Its curves are dashed.
 - The paper chooses weights by test accuracy and does not pay for it. So do its curves here, but a choice is made on
@@ -61,7 +65,8 @@ def page(name: str, results: Results, experiment: Experiment) -> str:
         _block(results.settings),
         "## Versions, and seconds taken",
         _block({**results.versions, "seconds": timings}),
-        f"All numbers are in `{name}.json`; the same figures to hover over are in `{name}.html`, written beside it.",
+        f"All numbers are in `{name}.json`. `dpmerge reproduce {name} --redraw` also makes a page of these figures to "
+        f"hover over, `{name}.html`.",
     ]
     return "\n\n".join(parts) + "\n"
 

@@ -2,14 +2,17 @@
 
 Guarantees: what is drawn and told is computed from the results file that was written, read back. Trained runs and
 scores are kept in `reproduction/runs`, so that an interrupted experiment goes on where it stopped.
-Refuses: presets and experiments that are not known; folders that cannot be written to.
+Refuses: presets and experiments that are not known; folders that cannot be written to, or where another is at work.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from dpmerge.errors import CannotWrite, InvalidInput
@@ -46,23 +49,32 @@ def reproduce(
     wanted = chosen(names)
     home = made_folder(folder / FOLDER)
     workshop = Workshop(made_folder(home / RUNS), preset, images, seed, tell)
-    for name in wanted:
-        yield _written(measured(name, workshop), home)
-    _write_overview(folder)
+    with _alone(workshop.folder):
+        for name in wanted:
+            results = _written(measured(name, workshop), home)
+            _write_overview(folder)
+            yield results
 
 
 def redraw(names: Sequence[str], folder: Path) -> Iterator[Results]:
     """Pictures and pages again, from results that are there; nothing is trained or measured."""
     home = folder / FOLDER
-    for name in chosen(names):
-        yield _written(Results.read(home / name / f"{name}.json"), home)
-    _write_overview(folder)
+    wanted = chosen(names)
+    if "all" in names:
+        wanted = [name for name in wanted if (home / name / f"{name}.json").is_file()]
+    if not wanted:
+        raise InvalidInput("output", str(folder), "a folder in which dpmerge reproduce has written results")
+    for name in wanted:
+        results = _written(Results.read(home / name / f"{name}.json"), home)
+        _write_overview(folder)
+        yield results
 
 
 def measured(name: str, workshop: Workshop) -> Results:
     """One experiment, as a results file would give it back."""
     made = experiment(name)
     workshop.timings.clear()
+    workshop.seeds.clear()
     begun = time.perf_counter()
     numbers = made.measure(workshop)
     timings = {**workshop.timings, "all of it, this time": time.perf_counter() - begun}
@@ -70,7 +82,8 @@ def measured(name: str, workshop: Workshop) -> Results:
         experiment=name,
         preset=workshop.preset.name,
         seed=workshop.seed,
-        settings=made.settings(workshop),
+        seeds=dict(workshop.seeds),
+        settings=made.settings(workshop) | {"preset": workshop.preset.document()},
         numbers=numbers,
         versions=versions(),
         timings=timings,
@@ -117,4 +130,18 @@ def made_folder(folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CannotWrite("output", str(folder), "a folder that can be made", found=error.strerror) from None
+    if not os.access(folder, os.W_OK):
+        raise CannotWrite("output", str(folder), "a folder that can be written to")
     return folder
+
+
+@contextmanager
+def _alone(runs: Path) -> Iterator[None]:
+    """Two at once would begin each other's unfinished runs again."""
+    with (runs / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            accepted = "a folder that no other dpmerge reproduce is at work in"
+            raise CannotWrite("output", str(runs), accepted, found=f"{runs}, where one is") from None
+        yield

@@ -33,6 +33,7 @@ class Results:
     experiment: str
     preset: str
     seed: int
+    seeds: dict[str, int]  # of the noise of every run, spawned from the seed
     settings: dict[str, Any]
     numbers: dict[str, Any]  # lists and numbers; see each experiment
     versions: dict[str, str]
@@ -58,7 +59,7 @@ class Results:
         fields = set(cls.__dataclass_fields__)
         if not isinstance(content, dict) or content.get("schema") != SCHEMA or set(content) != {"schema", *fields}:
             raise InvalidInput("results", source, f"a document of schema {SCHEMA}", found=f"{source}, which is none")
-        return cls(**{name: read_back(content[name]) for name in fields})
+        return cls(**{**{name: content[name] for name in fields}, "numbers": read_back(content["numbers"])})
 
 
 def versions() -> dict[str, str]:

@@ -54,13 +54,16 @@ class Difference:
         return f"{100 * self.mean:+.2f} ± {100 * self.margin:.2f} points"
 
 
-def difference(values: npt.ArrayLike) -> Difference:
-    """Of paired differences, one a repetition (noise that both sides share cancels)."""
+def difference(values: npt.ArrayLike, *, tests: int = 1) -> Difference:
+    """Of paired differences, one a repetition (noise that both sides share cancels).
+
+    Where one of several `tests` is enough to decide, the margin is wide enough for all of them (Bonferroni).
+    """
     found = np.asarray(values, dtype=float)
-    return Difference(float(found.mean()), float(margins(found)))
+    return Difference(float(found.mean()), float(margins(found, tests=tests)))
 
 
-def margins(repetitions: npt.ArrayLike) -> npt.NDArray[np.float64]:
+def margins(repetitions: npt.ArrayLike, *, tests: int = 1) -> npt.NDArray[np.float64]:
     """Half the width of the 95 % confidence interval of the mean over the first axis; infinite for one repetition."""
     from scipy.special import stdtrit
 
@@ -68,7 +71,7 @@ def margins(repetitions: npt.ArrayLike) -> npt.NDArray[np.float64]:
     count = len(found)
     if count < 2:
         return np.full(found.shape[1:], np.inf)
-    quantile = stdtrit(count - 1, (1 + CONFIDENCE) / 2)
+    quantile = stdtrit(count - 1, 1 - (1 - CONFIDENCE) / 2 / tests)
     return np.asarray(quantile * found.std(axis=0, ddof=1) / np.sqrt(count))
 
 

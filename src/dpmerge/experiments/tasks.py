@@ -7,7 +7,7 @@ judged on the other. Private and pretraining images of CIFAR-10 are disjoint.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,7 @@ def _linear(
     return Task(
         dataset="mnist-train",
         described=described,
-        settings={"described": described, "records": scale.records},
+        settings={"described": described, "data": _content(private.tensors)},
         model=model,
         private=private,
         evaluators=(LinearClassifier(shown[::2], labels[::2]), LinearClassifier(shown[1::2], labels[1::2])),
@@ -77,6 +77,7 @@ def cifar_task(images: Images, scale: CifarScale, file: Path, seed: int, progres
     public, private = order[:half][: scale.pretraining], order[half:][: scale.records]
     pretrain(_colours(images.train[public]), _labels(images.train_labels[public]), scale, file, seed, progress)
     weights = safetensors.torch.load_file(file)
+    data = TensorDataset(_colours(images.train[private]), _labels(images.train_labels[private]))
 
     def model() -> nn.Module:
         network = ResNet18(scale.width)
@@ -87,12 +88,9 @@ def cifar_task(images: Images, scale: CifarScale, file: Path, seed: int, progres
     return Task(
         dataset="cifar10-private-half",
         described=_described(scale),
-        settings={
-            **{name: getattr(scale, name) for name in ("width", "pretraining", "epochs", "augmented", "records")},
-            "split": seed,
-        },
+        settings={"described": _described(scale), "data": _content(data.tensors), "start": _content(weights.values())},
         model=model,
-        private=TensorDataset(_colours(images.train[private]), _labels(images.train_labels[private])),
+        private=data,
         evaluators=(_accuracy(scale, shown[::2], labels[::2]), _accuracy(scale, shown[1::2], labels[1::2])),
         start="public",
         physical_batch=scale.physical_batch,
@@ -100,10 +98,17 @@ def cifar_task(images: Images, scale: CifarScale, file: Path, seed: int, progres
 
 
 def _described(scale: CifarScale) -> str:
+    """The setting, and in what it is not the paper's."""
     whole = CifarScale()
-    network = "ResNet18" if scale.width == whole.width else f"ResNet18 of width {scale.width} (not {whole.width})"
-    fewer = "" if scale.records == whole.records else f" (not {whole.records:,})"
-    return f"CIFAR-10, {network}, {scale.records:,}{fewer} private images"
+
+    def told(name: str) -> str:
+        here, there = getattr(scale, name), getattr(whole, name)
+        return f"{here:,}" if here == there else f"{here:,} (not {there:,})"
+
+    return (
+        f"CIFAR-10, ResNet18 of width {told('width')}, pretrained for {told('epochs')} epochs on {told('pretraining')} "
+        f"images, {told('records')} private and {told('tests')} test images"
+    )
 
 
 def pretrain(
@@ -175,6 +180,13 @@ def _accuracy(scale: CifarScale, images: torch.Tensor, labels: torch.Tensor) -> 
 
     digest = hashlib.sha256(images.numpy().tobytes() + labels.numpy().tobytes()).hexdigest()
     return module_evaluator(lambda: ResNet18(scale.width), score, identity=f"resnet18 {scale.width} {digest}")
+
+
+def _content(tensors: Iterable[torch.Tensor]) -> str:
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(np.ascontiguousarray(tensor.numpy()).data)
+    return digest.hexdigest()
 
 
 def _zeros(model: nn.Linear) -> nn.Linear:

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from dpmerge.evaluation.evaluators import Evaluator
 from dpmerge.evaluation.progress import Progressed
-from dpmerge.portfolio.manifest import MANIFEST_NAME, Manifest
+from dpmerge.report.files import write_whole
 from dpmerge.training import Ancestry, InsecureNoiseWarning, record
 
 SECONDS_NAME = "seconds.json"
@@ -90,16 +90,15 @@ def train(task: Task, setup: Setup, directory: Path, *, noise_seed: int, progres
     with _quiet(), _threads(1 if task.physical_batch is None else torch.get_num_threads()):
         _train(task, setup, directory, noise_seed, progress or (lambda *_: None))
     seconds = time.perf_counter() - begun
-    (directory / SECONDS_NAME).write_text(json.dumps(seconds))
+    write_whole(directory / SECONDS_NAME, json.dumps(seconds).encode())
     return seconds
 
 
 def _seconds(directory: Path) -> float | None:
     """How long a finished run took; None if there is none."""
     try:
-        finished = Manifest.read(directory / MANIFEST_NAME).finished
-        return float(json.loads((directory / SECONDS_NAME).read_text())) if finished else None
-    except Exception:  # whatever is wrong with it, it is not a finished run
+        return float(json.loads((directory / SECONDS_NAME).read_text()))  # written last
+    except FileNotFoundError:
         return None
 
 
@@ -132,7 +131,7 @@ def _train(task: Task, setup: Setup, directory: Path, noise_seed: int, progress:
         criterion=criterion if task.feature_bound is not None else None,
         feature_bound=task.feature_bound,
         ancestry=Ancestry(start=task.start),  # type: ignore[arg-type]
-        tuning="public",
+        tuning="unknown",  # the paper does not say on what its settings were tuned
         noise_seed=noise_seed,
         who="dpmerge reproduce",
     ) as recorder:

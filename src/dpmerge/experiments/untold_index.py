@@ -118,7 +118,7 @@ def drawings(numbers: dict[str, Any]) -> list[Drawing]:
     return [
         Plot(
             name="mean-exact",
-            heading="At equal variance: random selection (RS) as it is charged and as it is, and linear combination (LC)",
+            heading="At equal variance: random selection (RS), charged and exact, and linear combination (LC)",
             words="RS is certified as if the index drawn were published. For a single number with the index untold its "
             "exact ε is known too, by quadrature, and lower. All three have the same mean squared error at the same "
             "place. A model has many numbers, which reveal the index: only the certified line holds for it.",
@@ -151,7 +151,7 @@ def drawings(numbers: dict[str, Any]) -> list[Drawing]:
         ),
         Plot(
             name="mean-excess",
-            heading="Does linear combination (LC) cost more than random selection (RS) of one number, the index untold?",
+            heading="Does linear combination (LC) cost more than random selection (RS), the index untold?",
             words=f"{epsilon} of LC over the exact one of RS of the same variance. Above one LC costs more, against "
             "what the theorem in Rényi divergence suggests.",
             across="sensitivity Δ, in units of the smaller σ",

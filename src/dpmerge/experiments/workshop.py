@@ -1,14 +1,15 @@
 """The workshop: where runs are trained, found again, and scored.
 
 Guarantees: every run has a noise stream of its own, spawned from the seed by the run's name, whatever else is trained
-and in whatever order. What was trained or scored is kept under a name that holds all its settings: an interrupted
-experiment goes on where it stopped, and other settings never find it.
+and in whatever order. What was trained or scored is kept under a name that holds a digest of its data, initial weights
+and settings: an interrupted experiment goes on where it stopped, and other settings never find it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,6 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from dpmerge.errors import PortfolioError
 from dpmerge.evaluation.evaluate import evaluate
 from dpmerge.evaluation.progress import shown
 from dpmerge.experiments.images import Images
@@ -46,6 +48,7 @@ class Workshop:
     seed: int = 42
     tell: Callable[[str], object] = lambda _: None
     timings: dict[str, float] = field(default_factory=dict)  # seconds, by what took them
+    seeds: dict[str, int] = field(default_factory=dict)  # of the noise of every run used, by its name
 
     @cached_property
     def mnist(self) -> Task:
@@ -61,7 +64,10 @@ class Workshop:
         made_of = [scale.width, scale.pretraining, scale.epochs, scale.augmented, self.seed]
         file = self.folder / f"pretrained-{_digest(made_of)}.safetensors"
         with shown(None, "pretraining") as progress:
-            return cifar_task(self.images.cifar10(), scale, file, self.seed, progress)
+            begun = time.perf_counter()
+            task = cifar_task(self.images.cifar10(), scale, file, self.seed, progress)
+        self.tell(f"pretrained: {file.name}, ready in {time.perf_counter() - begun:.1f} s")
+        return task
 
     def portfolio(self, task: Task, name: str, setups: Mapping[str, Setup], *, repeat: int = 0) -> Portfolio:
         """Runs trained with these setups, or found as they were trained before.
@@ -72,16 +78,22 @@ class Workshop:
         took = 0.0
         for run, setup in setups.items():
             folder = home / _digest(setup.document()) / run
-            seed = self.noise_seed(name, str(repeat), run)
+            seed = self.seeds[f"{name}/{repeat}/{run}"] = self.noise_seed(name, str(repeat), run)
+            found = folder.exists()
             with shown(None, f"training {run}, repetition {repeat + 1}") as progress:
                 seconds = train(task, setup, folder, noise_seed=seed, progress=progress)
-            self.tell(f"{name}: {run}, repetition {repeat + 1}, trained in {seconds:.1f} s")
+            if not found:
+                self.tell(f"{name}: {run}, repetition {repeat + 1}, trained in {seconds:.1f} s")
             took += seconds
         self.timings[f"training {name}"] = self.timings.get(f"training {name}", 0.0) + took
         listing = home / f"portfolio-{_digest({n: s.document() for n, s in setups.items()})}.yaml"
         folders = [f"{_digest(setup.document())}/{run}" for run, setup in setups.items()]
         listing.write_text("schema: dpmerge/portfolio/v1\nruns:\n" + "".join(f"  - {folder}\n" for folder in folders))
-        return Portfolio.load(listing)
+        try:
+            return Portfolio.load(listing)
+        except PortfolioError as error:
+            error.add_note(f"delete {home} to train these runs again")
+            raise
 
     def noise_seed(self, *names: str) -> int:
         """A stream spawned from the seed for the run of this name: 32 bits, all that torch uses of a seed."""
