@@ -41,6 +41,7 @@ CLIP_NORM = 2.0
 
 SELECT_RDP, SELECT_PLD, COMBINED = "select-rdp", "select-pld", "combine"
 TARGETS = 60
+BATCH = 256  # the paper's
 _DELTAS = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3)
 _COMPARED = 4  # weights are multiples of a quarter
 _BEYOND = 1.03
@@ -118,8 +119,9 @@ def measure_task(
     singles = [halves[:, rows.argmax(axis=0)] for halves in averaged]
     drawn = [halves @ rows.T for halves in singles]
     accuracies = {SELECT_RDP: drawn, SELECT_PLD: drawn, COMBINED: averaged}
+    usual = "" if setup.batch == BATCH else f" (not {BATCH})"
     return {
-        "described": task.described,
+        "described": f"{task.described}; Poisson batches of {setup.batch}{usual}",
         "steps": [model.saved.step for model in models],
         "epochs": [model.saved.step // steps_per_epoch(task.records, setup.batch or task.records) for model in models],
         "epsilons": {

@@ -12,7 +12,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dpmerge.errors import CannotWrite, InvalidInput
@@ -120,7 +120,8 @@ def _write_overview(folder: Path) -> None:
     made_by: dict[str, Experiment] = {}
     for name in EXPERIMENTS:
         if (file := folder / FOLDER / name / f"{name}.json").is_file():
-            found[name], made_by[name] = Results.read(file), experiment(name)
+            with suppress(InvalidInput):  # of another version: this one cannot tell what it says
+                found[name], made_by[name] = Results.read(file), experiment(name)
     write_whole(folder / OVERVIEW, overview(found, made_by).encode())
 
 
