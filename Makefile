@@ -49,7 +49,7 @@ soak: $(INSTALLED)  ## a million broken inputs, two hundred killed releases, cro
 	$(BIN)/python -m soak.kills
 	$(BIN)/python -m fuzz
 
-reproduce: $(INSTALLED)  ## every experiment again, into docs: about two hours on two cores, and it can be interrupted
+reproduce: $(INSTALLED)  ## every experiment again, into docs: about 75 minutes on two cores, and it can be interrupted
 	$(BIN)/dpmerge reproduce all -o docs
 
 examples: $(INSTALLED)  ## train the example portfolios again, into .examples

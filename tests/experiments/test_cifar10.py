@@ -18,7 +18,6 @@ from torch.nn import functional
 
 from dpmerge import Portfolio
 from dpmerge.experiments import cifar10, tasks
-from dpmerge.experiments import workshop as workshops
 from dpmerge.experiments.pareto import ASSUMED_PLD, ASSUMED_RDP, PROVED, SELECT_PLD, SELECT_RDP
 from dpmerge.experiments.presets import DELTA, PRESETS, CifarScale
 from dpmerge.experiments.resnet import ResNet18
@@ -174,7 +173,7 @@ class Splits:
     """Tasks without pretraining: what would have been shown to it is noted."""
 
     def __init__(self, folder: Path) -> None:
-        self.file = folder / "pretrained.safetensors"
+        self.folder = folder
         self.public: list[int] = []
         self.ends_at = 0
 
@@ -185,7 +184,7 @@ class Splits:
         safetensors.torch.save_file(ResNet18(2).state_dict(), file)
 
     def task(self, scale: CifarScale, seed: int = 42) -> Task:
-        return tasks.cifar_task(IMAGES, scale, self.file, seed)
+        return tasks.cifar_task(IMAGES, scale, self.folder, seed)
 
     def split(self, seed: int = 42, **sizes: Any) -> tuple[list[int], list[int]]:
         """The pretraining images and the private ones."""
@@ -232,6 +231,19 @@ def test_what_a_run_is_kept_under_knows_its_data_and_its_start(splits: Splits) -
 
     assert kept() == kept()
     assert len({kept(), kept(seed=43), kept(records=9), kept(ends_at=1)}) == 4
+
+
+def test_pretrained_weights_are_kept_under_what_they_were_made_from(splits: Splits, tmp_path: Path) -> None:
+    others: list[dict[str, Any]] = [{"pretraining": 9}, {"augmented": True}, {"epochs": 2}, {"width": 8}]
+    for sizes in ({}, *others):
+        splits.task(replace(TINY.cifar, **sizes))
+    splits.task(TINY.cifar, seed=43)
+    assert len(list(tmp_path.glob("pretrained-*.safetensors"))) == 6
+    splits.task(replace(TINY.cifar, records=9, tests=8, seeds=1, steps=3, physical_batch=4))
+    assert len(list(tmp_path.glob("pretrained-*.safetensors"))) == 6
+    other = IMAGES._replace(train=IMAGES.train ^ 1)
+    with pytest.raises(KeyError):  # other images: not what is known to this test, and not what was kept
+        tasks.cifar_task(other, TINY.cifar, tmp_path, 42)
 
 
 # Pretraining
@@ -329,23 +341,6 @@ def test_augmented_images_are_flipped_or_not_and_moved_by_up_to_four_pixels() ->
     assert flips == {False, True}
     assert 16 < sum(way[2] for [way] in ways) < 48
     assert any(down != across for [(down, across, _)] in ways)
-
-
-def test_pretraining_is_found_again_by_all_it_depends_on(
-    monkeypatch: pytest.MonkeyPatch, workshop: Workshop, tmp_path: Path
-) -> None:
-    def file(seed: int = 42, **sizes: Any) -> Path:
-        seen: list[Path] = []
-        task = workshop.cifar10
-        monkeypatch.setattr(workshops, "cifar_task", lambda _, scale, file, *rest: seen.append(file) or task)
-        preset = replace(TINY, cifar=replace(TINY.cifar, **sizes))
-        assert Workshop(tmp_path, preset, TinyImages(), seed=seed).cifar10 is task
-        [found] = seen
-        return found
-
-    assert file() == file(records=9, tests=8, seeds=1, steps=3, physical_batch=4)
-    others = [file(width=8), file(pretraining=9), file(epochs=2), file(augmented=True), file(seed=43)]
-    assert len({file(), *others}) == 6
 
 
 def test_the_pretrained_network_has_learnt(workshop: Workshop, numbers: Numbers) -> None:

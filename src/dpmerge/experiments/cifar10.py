@@ -10,6 +10,7 @@ from typing import Any
 
 from dpmerge.experiments.pareto import pareto, pareto_drawing, pareto_statements
 from dpmerge.experiments.statements import Statement, Verdict, all_hold, difference
+from dpmerge.experiments.tasks import PRETRAINING_BATCH, PRETRAINING_RATE
 from dpmerge.experiments.training import Setup
 from dpmerge.experiments.workshop import Workshop
 from dpmerge.report.plots import Drawing, values
@@ -35,7 +36,7 @@ def settings(workshop: Workshop) -> dict[str, Any]:
     return {
         "task": workshop.cifar10.described,
         "scale": workshop.preset.document()["cifar"],
-        "pretraining": "plain SGD, batch 128, rate 0.1, no privacy; disjoint from the private images",
+        "pretraining": f"on other images, by plain SGD, batch {PRETRAINING_BATCH}, rate {PRETRAINING_RATE}, no privacy",
         "normalisation": "by groups: batch normalisation would mix records",
         "runs": {name: setup.document() for name, setup in setups(workshop).items()},
         "adjacency": "replace_one",
@@ -76,5 +77,5 @@ def _fine_tuning_helps(numbers: dict[str, Any]) -> Statement:
         source="the paper's premise",
         verdict=verdict,
         measured=f"The pretrained model scores {100 * before:.1f} %; fine-tuned: {told}.",
-        why="Noise outweighs what the private images teach." if "lower" in kinds else "",
+        why="Where it is lower, noise took more than the private images gave." if "lower" in kinds else "",
     )

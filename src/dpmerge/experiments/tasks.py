@@ -31,8 +31,8 @@ from dpmerge.training import bound_features
 PROBE_CLIP_NORM = 1.4143
 """√2 is the largest norm of a softmax gradient on features of norm 1: clipping never acts."""
 
-_PRETRAINING_BATCH = 128
-_PRETRAINING_RATE = 0.1
+PRETRAINING_BATCH = 128
+PRETRAINING_RATE = 0.1
 
 
 def mnist_task(images: Images, scale: MnistScale) -> Task:
@@ -67,15 +67,18 @@ def _linear(
     )
 
 
-def cifar_task(images: Images, scale: CifarScale, file: Path, seed: int, progress: Progressed | None = None) -> Task:
+def cifar_task(images: Images, scale: CifarScale, folder: Path, seed: int, progress: Progressed | None = None) -> Task:
     """A ResNet18 pretrained without privacy on one half of the training images, to be fine-tuned on the other.
 
-    The pretrained weights are kept in `file`, and taken from there.
+    The pretrained weights are kept in `folder` under a name that holds what they were made from, and taken from there.
     """
     order = np.random.default_rng(seed).permutation(len(images.train))
     half = len(order) // 2
     public, private = order[:half][: scale.pretraining], order[half:][: scale.records]
-    pretrain(_colours(images.train[public]), _labels(images.train_labels[public]), scale, file, seed, progress)
+    shown, labels = _colours(images.train[public]), _labels(images.train_labels[public])
+    made_of = f"{scale.width} {scale.epochs} {scale.augmented} {seed} {_content([shown, labels])}"
+    file = folder / f"pretrained-{hashlib.sha256(made_of.encode()).hexdigest()[:10]}.safetensors"
+    pretrain(shown, labels, scale, file, seed, progress)
     weights = safetensors.torch.load_file(file)
     data = TensorDataset(_colours(images.train[private]), _labels(images.train_labels[private]))
 
@@ -88,7 +91,7 @@ def cifar_task(images: Images, scale: CifarScale, file: Path, seed: int, progres
     return Task(
         dataset="cifar10-private-half",
         described=_described(scale),
-        settings={"described": _described(scale), "data": _content(data.tensors), "start": _content(weights.values())},
+        settings={"width": scale.width, "data": _content(data.tensors), "start": _content(weights.values())},
         model=model,
         private=data,
         evaluators=(_accuracy(scale, shown[::2], labels[::2]), _accuracy(scale, shown[1::2], labels[1::2])),
@@ -105,9 +108,10 @@ def _described(scale: CifarScale) -> str:
         here, there = getattr(scale, name), getattr(whole, name)
         return f"{here:,}" if here == there else f"{here:,} (not {there:,})"
 
+    plain = "" if scale.augmented else " (not augmented)"
     return (
         f"CIFAR-10, ResNet18 of width {told('width')}, pretrained for {told('epochs')} epochs on {told('pretraining')} "
-        f"images, {told('records')} private and {told('tests')} test images"
+        f"images{plain}, {told('records')} private and {told('tests')} test images"
     )
 
 
@@ -135,12 +139,12 @@ def pretrain(
         with safetensors.safe_open(partly, framework="pt") as kept:
             done = int(kept.metadata()["epochs"])
         network.load_state_dict(safetensors.torch.load_file(partly))
-    optimizer = torch.optim.SGD(network.parameters(), lr=_PRETRAINING_RATE)
+    optimizer = torch.optim.SGD(network.parameters(), lr=PRETRAINING_RATE)
     for epoch in range(done, scale.epochs):
         generator = torch.Generator().manual_seed(1_000_003 * seed + epoch)
         order = torch.randperm(len(images), generator=generator)
-        for place in range(0, len(order), _PRETRAINING_BATCH):
-            batch = order[place : place + _PRETRAINING_BATCH]
+        for place in range(0, len(order), PRETRAINING_BATCH):
+            batch = order[place : place + PRETRAINING_BATCH]
             shown = _augmented(images[batch], generator) if scale.augmented else images[batch]
             optimizer.zero_grad()
             loss = functional.cross_entropy(network(shown.to(device)), labels[batch].to(device))

@@ -24,7 +24,7 @@ from dpmerge.evaluation.progress import shown
 from dpmerge.experiments.images import Images
 from dpmerge.experiments.presets import Preset
 from dpmerge.experiments.tasks import cifar_task, mnist_task, probe_task
-from dpmerge.experiments.training import Setup, Task, train
+from dpmerge.experiments.training import SECONDS_NAME, Setup, Task, train
 from dpmerge.portfolio import Portfolio
 from dpmerge.portfolio.recipe import Recipe
 from dpmerge.privacy.domain import Array
@@ -60,13 +60,11 @@ class Workshop:
 
     @cached_property
     def cifar10(self) -> Task:
-        scale = self.preset.cifar
-        made_of = [scale.width, scale.pretraining, scale.epochs, scale.augmented, self.seed]
-        file = self.folder / f"pretrained-{_digest(made_of)}.safetensors"
         with shown(None, "pretraining") as progress:
             begun = time.perf_counter()
-            task = cifar_task(self.images.cifar10(), scale, file, self.seed, progress)
-        self.tell(f"pretrained: {file.name}, ready in {time.perf_counter() - begun:.1f} s")
+            task = cifar_task(self.images.cifar10(), self.preset.cifar, self.folder, self.seed, progress)
+        self.timings["pretraining, this time"] = time.perf_counter() - begun
+        self.tell(f"CIFAR-10: pretrained model ready after {time.perf_counter() - begun:.1f} s")
         return task
 
     def portfolio(self, task: Task, name: str, setups: Mapping[str, Setup], *, repeat: int = 0) -> Portfolio:
@@ -79,7 +77,7 @@ class Workshop:
         for run, setup in setups.items():
             folder = home / _digest(setup.document()) / run
             seed = self.seeds[f"{name}/{repeat}/{run}"] = self.noise_seed(name, str(repeat), run)
-            found = folder.exists()
+            found = (folder / SECONDS_NAME).exists()
             with shown(None, f"training {run}, repetition {repeat + 1}") as progress:
                 seconds = train(task, setup, folder, noise_seed=seed, progress=progress)
             if not found:
