@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,15 +38,6 @@ IMAGES = TinyImages().cifar10()
 MEAN = torch.tensor([0.4914, 0.4822, 0.4465]).reshape(1, 3, 1, 1)
 DEVIATION = torch.tensor([0.247, 0.2435, 0.2616]).reshape(1, 3, 1, 1)
 SETTINGS = [(2.0, 16.0), (2.0, 32.0), (4.0, 16.0), (4.0, 32.0)]  # C and σ of the paper, appendix on CIFAR-10
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Of networks this small two threads on a busy machine take thirty times as long."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
