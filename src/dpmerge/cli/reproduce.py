@@ -19,7 +19,7 @@ def reproduce(
     experiments: Annotated[
         list[str],
         typer.Argument(
-            metavar="EXPERIMENT…",
+            metavar="EXPERIMENT",
             help="mean, mnist, cifar10, checkpoints, composition, ladder, probe, soundness; or all.",
         ),
     ],

@@ -83,8 +83,8 @@ def _made(results: Results) -> str:
 
 def _tally(statements: Sequence[Statement]) -> str:
     counts = {verdict: sum(s.verdict == verdict for s in statements) for verdict in dict.fromkeys(_ORDER)}
-    told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
-    return f"Of {len(statements)} statements: {told}."
+    told = "; ".join(f"{verdict}: {count}" for verdict, count in counts.items() if count)
+    return f"{len(statements)} statements. {told[0].upper()}{told[1:]}."
 
 
 _ORDER = ("agrees", "agrees in part", "within noise", "disagrees")
