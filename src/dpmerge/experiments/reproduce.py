@@ -45,7 +45,7 @@ def reproduce(
     seed: int = 42,
     tell: Callable[[str], object] = lambda _: None,
 ) -> Iterator[Results]:
-    """Measure, write down and hand out each experiment in turn; then write the page about all that are there."""
+    """Measure, write down and hand out each experiment in turn; the page about all that are there grows with them."""
     wanted = chosen(names)
     home = made_folder(folder / FOLDER)
     workshop = Workshop(made_folder(home / RUNS), preset, images, seed, tell)
@@ -130,7 +130,8 @@ def made_folder(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise CannotWrite("output", str(folder), "a folder that can be made", found=error.strerror) from None
+        found = f"{folder}: {error.strerror}"
+        raise CannotWrite("output", str(folder), "a folder that can be made", found=found) from None
     if not os.access(folder, os.W_OK):
         raise CannotWrite("output", str(folder), "a folder that can be written to")
     return folder

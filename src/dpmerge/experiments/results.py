@@ -50,7 +50,8 @@ class Results:
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise InvalidInput("results", str(file), "a results file", found=f"{file}: {error}") from None
+            told = error.strerror if isinstance(error, OSError) else error
+            raise InvalidInput("results", str(file), "a results file", found=f"{file}: {told}") from None
         return cls.parsed(content, str(file))
 
     @classmethod
