@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench soak reproduce examples chromium lint types imports clean
+.PHONY: help demo test check bench soak reproduce audit examples chromium lint types imports clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -51,6 +51,13 @@ soak: $(INSTALLED)  ## a million broken inputs, two hundred killed releases, cro
 
 reproduce: $(INSTALLED)  ## every experiment again, into docs: about 75 minutes on two cores, and it can be interrupted
 	$(BIN)/dpmerge reproduce all -o docs
+
+audit: $(INSTALLED)  ## attack every built-in scenario and write the table of docs/audit.md: some minutes
+	mkdir -p docs/audit
+	$(BIN)/dpmerge audit --scenario all --json > docs/audit/scenarios.new
+	mv docs/audit/scenarios.new docs/audit/scenarios.json
+	$(BIN)/python -m dpmerge.audit.page docs/audit/scenarios.json docs/audit.md
+	$(BIN)/dpmerge audit --scenario contraction --picture docs/audit/contraction.png
 
 examples: $(INSTALLED)  ## train the example portfolios again, into .examples
 	$(BIN)/python examples/mnist/train.py --out .examples/mnist

@@ -105,6 +105,21 @@ def test_privacy_imports_nothing_of_ours_but_errors() -> None:
             assert name.startswith(("dpmerge.privacy", "dpmerge.errors")), f"{path.name} imports {name}"
 
 
+def test_what_attacks_does_not_ask_the_accounting() -> None:
+    """Attacks and estimators import nothing of what they test; what is claimed comes through three doors."""
+    doors = ("claims", "ledger_claims", "releases")
+    beside = ("dpmerge.errors", "dpmerge.audit")
+    for path in (SOURCE / "audit").rglob("*.py"):
+        if path.stem in doors:
+            continue
+        # What runs state about themselves is read as it stands in their records.
+        free = (*beside, "dpmerge.portfolio.", "dpmerge.account.spec.") if path.stem == "records" else beside
+        asked = () if path.parent.name == "scenarios" else tuple(f"dpmerge.audit.{door}." for door in doors)
+        for name in imported_modules(path):
+            assert name.startswith(free), f"{path.name} imports {name}"
+            assert not name.startswith(asked), f"{path.name} imports {name}"
+
+
 def test_a_misdirected_import_would_be_seen(tmp_path: Path) -> None:
     (tmp_path / "gaussian.py").write_text("from dpmerge.privacy.combination import Bound\n")
     assert misdirected(tmp_path, "dpmerge.privacy", PRIVACY_ORDER) == ["gaussian → combination"]

@@ -12,6 +12,7 @@ import pytest
 
 from certificate.outputs import Output, certified
 from dpmerge.certificate import keys
+from dpmerge.certificate.audited import Audited
 from dpmerge.certificate.card import CARD_NAME
 from dpmerge.certificate.checks import Verification
 from dpmerge.certificate.commitments import SALT_NAME
@@ -477,3 +478,48 @@ def test_a_revealed_draw_is_shown_with_its_own_cost(tmp_path: Path, plans: dict[
     assert verify(out.path).verified
     own = out.statement["predicate"]["outcomes"][1]["epsilon"]
     assert f"given that, ε = {own}" in (out.path / CARD_NAME).read_text()
+
+
+class TestAudits:
+    """A certificate may carry what an attack has shown; what follows from that is computed again."""
+
+    SHOWN = Audited(lower_bound=0.1, estimator="gaussian", trials=1000, confidence=0.95, seed=0)
+
+    def test_it_is_carried_and_told(self, tmp_path: Path, plans: dict[str, Planned]) -> None:
+        out = certified(tmp_path / "out", plans["average"], audit=self.SHOWN)
+        assert verify(out.path).verified
+        content = out.statement["predicate"]
+        assert content["audit"]["lowerBound"] == 0.1
+        assert content["auditFinding"]["verdict"] == "consistent"
+        assert "shows ε ≥ 0.1 at the certificate's δ" in (out.path / CARD_NAME).read_text()
+
+    @pytest.mark.parametrize(
+        ("field", "name", "value"), [("auditFinding", "verdict", "tight"), ("auditFinding", "tightness", 0.95)]
+    )
+    def test_a_better_finding_than_follows_is_found(
+        self, tmp_path: Path, plans: dict[str, Planned], field: str, name: str, value: object
+    ) -> None:
+        out = certified(tmp_path / "out", plans["average"], audit=self.SHOWN)
+        result = verify(out.tampered(lambda statement: statement["predicate"][field].update({name: value})))
+        assert "guarantee" in failing(result)
+
+    def test_a_finding_without_an_audit_is_found(self, average: Output) -> None:
+        found = {"verdict": "tight", "tightness": 1.0}
+        result = verify(average.tampered(lambda s: s["predicate"].update({"auditFinding": found})))
+        assert "guarantee" in failing(result)
+
+    def test_a_bound_above_what_is_certified_does_not_verify(self, tmp_path: Path, plans: dict[str, Planned]) -> None:
+        out = certified(tmp_path / "out", plans["average"], audit=self.SHOWN)
+        result = verify(out.tampered(lambda s: s["predicate"]["audit"].update({"lowerBound": 50.0})))
+        assert "guarantee" in failing(result)
+        assert any("at most the certified ε" in problem for problem in result.problems)
+
+    def test_exactly_what_is_certified_is_tight(self) -> None:
+        shown = self.SHOWN.model_copy(update={"lower_bound": 0.7})
+        assert shown.judged(0.7) == {"verdict": "tight", "tightness": 1.0}
+        assert self.SHOWN.judged(0.1113) == {"verdict": "consistent", "tightness": 0.89}
+        with pytest.raises(InvalidInput, match="at most the certified ε"):
+            shown.judged(0.6999999)
+
+    def test_what_is_certified_as_infinite_is_never_reached(self) -> None:
+        assert self.SHOWN.judged(float("inf")) == {"verdict": "consistent", "tightness": 0.0}

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dpmerge.audit.scenarios.counterexamples import revealing
+from dpmerge.audit.thresholds import fixed_threshold
 from dpmerge.experiments import soundness
-from dpmerge.experiments.counterexamples import evidence, least_epsilon
 from dpmerge.experiments.presets import DELTA
-from dpmerge.experiments.statements import Statement
+from dpmerge.experiments.statements import CONFIDENCE, Statement
 from dpmerge.experiments.training import warm_up_and_decay
 from dpmerge.experiments.workshop import Workshop
 from dpmerge.report.plots import Plot, values
@@ -82,20 +83,25 @@ def test_the_revealing_counterexample(numbers: Numbers) -> None:
     assert statement(other, "smooth losses").verdict == "agrees"
 
 
+def least_epsilon(present: np.ndarray, absent: np.ndarray, threshold: float) -> float:
+    return fixed_threshold(absent, present, threshold, delta=DELTA, confidence=CONFIDENCE)
+
+
 def test_an_attack_proves_no_more_than_is_true() -> None:
     rng = np.random.default_rng(5)
     for mu in (0.5, 2.0, 4.0):
         truth = float(gaussian_mp.epsilon(mu, DELTA))
-        sides = [rng.normal(mu, 1, size=50_000), rng.normal(0, 1, size=50_000)]
-        assert all(least_epsilon(sides, t) <= truth for t in np.linspace(-1, 5, 25))
-    assert least_epsilon([np.zeros(100), np.zeros(100)], 1.0) == 0
-    assert least_epsilon([np.ones(100), np.ones(100)], 0.0) < 0.05
+        present, absent = rng.normal(mu, 1, size=50_000), rng.normal(0, 1, size=50_000)
+        shown = [least_epsilon(present, absent, t) for t in np.linspace(-1, 5, 25)]
+        assert 0 < max(shown) <= truth
+    assert least_epsilon(np.zeros(100), np.zeros(100), 1.0) == 0
+    assert least_epsilon(np.ones(100), np.ones(100), 0.0) < 0.05
 
 
 def test_the_attack_sees_both_hidden_models() -> None:
     """Its evidence is that of two Gaussian views of the record, 2/σ₁ and 2/σ₂, up to the ambiguity of a mirror."""
-    weights, sigmas = np.array([0.9, 0.1]), np.array([4.0, 0.5])
-    plus, minus = (evidence(np.random.default_rng(1), 20_000, sign, weights, sigmas) for sign in (1, -1))
+    attack = revealing(np.array([0.9, 0.1]), np.array([4.0, 0.5]))
+    plus, minus = (attack.play(np.random.default_rng(1), 20_000, present).scores for present in (True, False))
     mu = float(np.hypot(2 / 4, 2 / 0.5))
     ideal = np.mean(np.random.default_rng(2).normal(mu / 2, 1, 20_000) > 0)
     assert (np.mean(plus > 0) + np.mean(minus < 0)) / 2 == pytest.approx(ideal, abs=0.12)

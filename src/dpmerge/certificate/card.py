@@ -67,6 +67,7 @@ def model_card(content: Mapping[str, Any], files: Mapping[str, str]) -> str:
             *(f"| {p['delta']!r} | {p['epsilon']} |" for p in content["profile"]["epsilonAtDelta"]),
             "",
             *([f"It is μ-GDP with μ = {content['profile']['mu']}.", ""] if "mu" in content["profile"] else []),
+            *_audit(content),
             "## Caveats",
             "",
             *_caveats(content),
@@ -122,6 +123,23 @@ def _making(content: Mapping[str, Any]) -> list[str]:
         drawn = outcomes[content["drawn"]]
         lines += ["", f"Drawn: {_plain(drawn['recipe'])}; given that, ε = {drawn['epsilon']}."]
     return lines
+
+
+def _audit(content: Mapping[str, Any]) -> list[str]:
+    """What an attack has shown, where one was made."""
+    if "audit" not in content:
+        return []
+    audit, found = content["audit"], content["auditFinding"]
+    return [
+        "## Attacked",
+        "",
+        f"An attack on {audit['trials']:,} simulated releases with one record and as many without it shows "
+        f"ε ≥ {audit['lowerBound']} at the certificate's δ ({audit['confidence']:.4g} confidence, "
+        f"{audit['estimator']} estimator, seed {audit['seed']}): {found['verdict']}, {found['tightness']} of what is "
+        "certified. It is the release as stated above that was simulated, with the worst records; the model itself "
+        "was not attacked.",
+        "",
+    ]
 
 
 def _caveats(content: Mapping[str, Any]) -> list[str]:

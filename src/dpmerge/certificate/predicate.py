@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from dpmerge.certificate.audited import Audited
 from dpmerge.certificate.figures import LEAST_DELTA, up
 from dpmerge.errors import DeltaOutOfReach, InvalidInput
 from dpmerge.planning.terms import Seen, Stated, Terms
@@ -116,6 +117,7 @@ class Declared(Stated):
     )
     inputs: list[Input] = Field(min_length=1, description="a non-empty list of objects with run, step and commitment")
     ledger: LedgerEntry = Field(description="an object with id, entry and hash")
+    audit: Audited | None = Field(default=None, description="what an attack on the simulated release has shown")
     tools: dict[Text, Text] = Field(description="an object of names and versions")
 
     @model_validator(mode="after")
@@ -142,8 +144,11 @@ def predicate(declared: Declared) -> dict[str, Any]:
 def derived(declared: Declared, shade: float = 1.0) -> dict[str, Any]:
     """All that follows from what is declared; `shade` stands for what another machine may compute instead."""
     terms, delta = declared.terms, declared.target.delta
+    epsilon = up(terms.epsilon(delta) * shade)
+    audit = declared.audit
     return {
-        "guarantee": {"epsilon": up(terms.epsilon(delta) * shade), "delta": delta},
+        "guarantee": {"epsilon": epsilon, "delta": delta},
+        **({} if audit is None else {"auditFinding": audit.judged(float(epsilon))}),
         "profile": _profile(terms, declared.target, shade),
         "theorem": terms.candidates[0].theorem if len(terms.candidates) == 1 else "random_selection",
         "proved": terms.proved,

@@ -43,7 +43,7 @@ def verify(
         return Verification(path, (Check("form", False, (str(error),)),), None, {}, {})
     checks = [Check("form", True), _signature(certificate, public), *_files(path, certificate)]
     try:
-        declared = validated(Declared, _declared_part(certificate.content), "predicate")
+        declared = declared_in(certificate)
     except DpmergeError as error:
         return Verification(
             path, (*checks, Check("schema", False, (str(error),))), None, certificate.content, certificate.files
@@ -106,6 +106,11 @@ def _wrong(path: Path, name: str, digest: str) -> str | None:
     except OSError as error:
         return f"{name} cannot be read ({error.strerror})"
     return None if found == digest else f"{name} is not the file that was certified"
+
+
+def declared_in(certificate: Certificate) -> Declared:
+    """What a certificate declares, by whoever made it."""
+    return validated(Declared, _declared_part(certificate.content), "predicate")
 
 
 def _declared_part(content: Mapping[str, Any]) -> dict[str, Any]:

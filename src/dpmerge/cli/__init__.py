@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from dpmerge import __version__
-from dpmerge.cli import design, frontier, ledger, manifest, merge, plan, reproduce, verify
+from dpmerge.cli import audit, design, frontier, ledger, manifest, merge, plan, reproduce, verify
 from dpmerge.cli.terminal import AsJson, one_line_errors, print_json, tolerate_narrow_encodings, wide_console
 
 app = typer.Typer(
@@ -32,6 +32,7 @@ for verb in (
     merge.merge,
     verify.verify,
     verify.keygen,
+    audit.audit,
     reproduce.reproduce,
 ):
     app.command()(verb)

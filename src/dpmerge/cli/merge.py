@@ -68,6 +68,10 @@ def merge(
     adapters: Annotated[
         str, typer.Option(help="LoRA adapters: averaged `as_trained`, or `concatenated` (exactly Σ λ ΔW).")
     ] = "as_trained",
+    audit: Annotated[
+        bool,
+        typer.Option("--audit", help="Attack the simulated release first; the certificate says what that showed."),
+    ] = False,
     jobs: Annotated[int, typer.Option(help="Threads that read, add up, hash and write.")] = 2,
     allow: ALLOW = None,
     as_json: AsJson = False,
@@ -107,6 +111,11 @@ def merge(
         if planned is None:
             planned = _planned(loaded, epsilon, delta, plan_file, weights, method, objective, theorem, final, place)
             planned = replace(planned, asked=asked)
+        shown = None
+        if audit:
+            from dpmerge.cli.audit import audited
+
+            shown = audited(planned if final else planned.lasting())
         with bytes_shown("merging") as progress:
             made = release(
                 planned,
@@ -119,6 +128,7 @@ def merge(
                 reveal_draw=reveal_draw,
                 donor=donor,
                 adapters=adapters,  # type: ignore[arg-type]
+                audit=shown,
                 jobs=jobs,
                 progress=progress,
             )

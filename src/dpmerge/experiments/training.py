@@ -87,7 +87,7 @@ def train(task: Task, setup: Setup, directory: Path, *, noise_seed: int, progres
     shutil.rmtree(directory, ignore_errors=True)  # begun and not finished
     directory.parent.mkdir(parents=True, exist_ok=True)
     begun = time.perf_counter()
-    with _quiet(), _threads(1 if task.physical_batch is None else torch.get_num_threads()):
+    with quiet(), threads(1 if task.physical_batch is None else torch.get_num_threads()):
         _train(task, setup, directory, noise_seed, progress or (lambda *_: None))
     seconds = time.perf_counter() - begun
     write_whole(directory / SECONDS_NAME, json.dumps(seconds).encode())
@@ -167,7 +167,7 @@ def _batches(
 
 
 @contextmanager
-def _threads(count: int) -> Iterator[None]:
+def threads(count: int) -> Iterator[None]:
     """A linear model is too small to share: on a busy machine threads that wait for each other take far longer."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
@@ -178,7 +178,7 @@ def _threads(count: int) -> Iterator[None]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Opacus and torch warn of what the recorder has looked into."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="opacus|torch")

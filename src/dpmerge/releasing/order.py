@@ -14,6 +14,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from dpmerge import __version__
+from dpmerge.certificate.audited import Audited
 from dpmerge.certificate.commitments import commitment, release_salt, salt_of
 from dpmerge.certificate.predicate import (
     Declared,
@@ -52,6 +53,7 @@ class Order(Stated):
     key: Text | None = Field(default=None, description="the file of the private key to sign with")
     overwrite: bool = Field(description="true or false")
     inputs: dict[Text, list[Hex256]] = Field(description="an object of checkpoints and the digests of their files")
+    audit: Audited | None = Field(default=None, description="what an attack on the simulated release has shown")
     asked: dict[Text, Text] = Field(default_factory=dict, description="an object: in whose words it was asked for")
     tools: dict[Text, Text] = Field(description="an object of names and versions")
     nonce: Hex256 = Field(description="64 random hexadecimal digits: they blind the entry's hash, which is public")
@@ -67,6 +69,7 @@ class Order(Stated):
         reveal_draw: bool,
         key: Path | None,
         overwrite: bool,
+        audit: Audited | None = None,
     ) -> Order:
         portfolio = planned.portfolio
         return cls(
@@ -81,6 +84,7 @@ class Order(Stated):
             key=None if key is None else str(key.absolute()),
             overwrite=overwrite,
             inputs=input_digests(portfolio, planned.terms),
+            audit=audit,
             asked=dict(planned.asked),
             tools={"dpmerge": __version__},
             nonce=secrets.token_hex(32),
@@ -137,6 +141,7 @@ class Order(Stated):
             ],
             ledger=LedgerEntry(id=charged.entry.ledger, entry=charged.entry.seq, hash=charged.entry.hash),
             tools=self.tools,
+            audit=self.audit,
         )
 
 

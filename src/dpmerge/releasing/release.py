@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
+from dpmerge.certificate.audited import Audited
 from dpmerge.certificate.envelope import CERTIFICATE_NAME
 from dpmerge.certificate.keys import read_private
 from dpmerge.certificate.predicate import input_names
@@ -77,6 +78,7 @@ class Release:
             },
             "outcomes": content["outcomes"],
             "drawn": content.get("drawn"),
+            "audit": content.get("audit"),
             "ledger": content["ledger"],
             "caveats": content["caveats"],
         }
@@ -94,6 +96,7 @@ def release(
     reveal_draw: bool = False,
     donor: str | None = None,
     adapters: Adapters = "as_trained",
+    audit: Audited | None = None,
     jobs: int = 2,
     progress: Progress | None = None,
 ) -> Release:
@@ -102,7 +105,8 @@ def release(
     `ledger` is a file or a database's URL, by default a file beside the portfolio. `final` declares that nothing else
     of these runs will be released: they are locked, and theorems sharper than joint release apply. `key` is the private
     key to sign with. The same `request_key` returns the same release. `reveal_draw` says in the certificate which
-    candidate was drawn. `donor` names the run whose configuration files are copied.
+    candidate was drawn. `donor` names the run whose configuration files are copied. `audit` is what an attack on the
+    simulated release has shown, for the certificate to carry.
     """
     planned = plan if isinstance(plan, Planned) else Planned.of(_is_plan(plan))
     planned = planned if final else planned.lasting()
@@ -112,8 +116,17 @@ def release(
     key = None if key is None else Path(key)
     if key is not None:
         read_private(key)  # a key that cannot sign is noticed before anything is charged
+    if audit is not None:
+        audit.judged(planned.terms.epsilon(planned.target.delta))
     order = Order.of(
-        planned, out=target, donor=donor, adapters=adapters, reveal_draw=reveal_draw, key=key, overwrite=overwrite
+        planned,
+        out=target,
+        donor=donor,
+        adapters=adapters,
+        reveal_draw=reveal_draw,
+        key=key,
+        overwrite=overwrite,
+        audit=audit,
     )
     place = default_ledger(portfolio) if ledger is None else ledger
     require_writable(target, overwrite=True)

@@ -34,6 +34,10 @@ def print_release(made: Release, console: Console) -> None:
     if content["final"]:
         locked = ", ".join(seen["run"] for seen in content["exposure"])
         console.print(Text(f"Final: nothing else of {locked} can be released any more.", style="yellow"))
+    if "audit" in content:
+        audit, found = content["audit"], content["auditFinding"]
+        words = f"an attack shows ε ≥ {audit['lowerBound']}, {found['tightness']} of it ({found['verdict']})"
+        console.print(f"Audited: {words}.", highlight=False)
     size = f"{len(made.files)} file{'' if len(made.files) == 1 else 's'}"
     signed = "signed" if made.signed else "not signed (--key signs it)"
     console.print(f"{size}; certificate {signed}; ledger entry {content['ledger']['entry']}.", highlight=False)

@@ -66,6 +66,21 @@ class Axis:
         places = np.linspace(*self.ends, count)
         return [float(10**place if self.log else place) for place in places]
 
+    def drawn(self, columns: int) -> tuple[str, str]:
+        """The axis and its numbers in letters, for a terminal.
+
+        >>> print("\\n".join(Axis(0.0, 1.0, log=False).drawn(21)))
+        ┬───┬───┬───┬───┬───┬
+        0  0.2 0.4 0.6 0.8  1
+        """
+        base, numbers = ["─"] * columns, [" "] * columns
+        for tick in self.round_ticks():
+            column, name = round(self.place(tick) * (columns - 1)), f"{tick:.4g}"
+            base[column] = "┬"
+            start = min(max(column - len(name) // 2, 0), columns - len(name))
+            numbers[start : start + len(name)] = name
+        return "".join(base), "".join(numbers)
+
     def round_ticks(self, most: int = 5) -> list[float]:
         """Values that are easily said, or the ends; on a logarithmic axis 1, 2, 5, 10, … unless those are too many.
 

@@ -70,15 +70,10 @@ def _plot(analysis: Analysis, width: int) -> Iterator[str]:
             _put(cells, up, round(across.place(model.epsilon) * (columns - 1)), model.utility, MODEL)
     for row, line in enumerate(cells):
         yield f"{names.get(row, ''):>{margin}} {'┤' if row in names else '│'}{''.join(line)}".rstrip()
-    base, ticks = ["─"] * columns, [" "] * columns
-    for tick in across.round_ticks():
-        column, name = round(across.place(tick) * (columns - 1)), f"{tick:.4g}"
-        base[column] = "┬"
-        start = min(max(column - len(name) // 2, 0), columns - len(name))
-        ticks[start : start + len(name)] = name
+    base, ticks = across.drawn(columns)
     scale = " (logarithmic)" if across.log else ""
-    yield f"{'':>{margin}} └{''.join(base)}"
-    yield f"{'':>{margin}}  {''.join(ticks)}".rstrip()
+    yield f"{'':>{margin}} └{base}"
+    yield f"{'':>{margin}}  {ticks}".rstrip()
     yield f"{'':>{margin}}  {f'ε at δ = {analysis.delta:g}{scale}':^{columns}}".rstrip()
 
 

@@ -1,0 +1,126 @@
+"""An attack, played often enough to say with a stated confidence how much a release gives away at least.
+
+Guarantees: the bound is at most the truth with at least `confidence`, for any attack and any number of trials. Scores
+that fix a threshold are not those that are counted at it. "gaussian" is used only for attacks whose scores are Gaussian
+by construction. The same seed gives the same estimate.
+Refuses: fewer than 8 trials, a negative seed, an attack that gives another number of scores than was asked for or no
+index where it has several; a confidence, δ or ε outside its range.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dpmerge.audit.attacks import Array, Attack, Draws
+from dpmerge.audit.counting import checked_confidence
+from dpmerge.audit.findings import Estimate, Interval, Roc
+from dpmerge.audit.gaussian import gaussian_delta, mixture_epsilon, mu_interval, mu_lower
+from dpmerge.audit.thresholds import best_threshold, best_threshold_delta, fixed_threshold, fixed_threshold_delta
+from dpmerge.errors import InvalidInput
+
+FEWEST_TRIALS = 8
+ROC_POINTS = 200
+
+_PILOT, _COUNTED = 0, 1
+
+
+def estimate_epsilon(attack: Attack, *, delta: float, trials: int, confidence: float, seed: int) -> Estimate:
+    """A lower bound on ε at δ from `trials` trials in each world; a threshold is fixed on a quarter more."""
+    _check(trials, confidence, seed)
+    if not 0 < delta < 1:
+        raise InvalidInput("delta", delta, "a number strictly between 0 and 1")
+    absent, present = _played(attack, trials, seed, _COUNTED)
+    mu: Interval | None = None
+    if attack.gaussian:
+        lows, mu = _distances(attack, absent, present, confidence)
+        bound = mixture_epsilon(lows, attack.probabilities, delta)
+    else:
+        pilot = _played(attack, trials // 4, seed, _PILOT)
+        pilot_scores = pilot[0].scores, pilot[1].scores
+        threshold = best_threshold(*pilot_scores, delta=delta, confidence=confidence, trials=trials)
+        bound = fixed_threshold(absent.scores, present.scores, threshold, delta=delta, confidence=confidence)
+    return Estimate(
+        quantity="epsilon",
+        bound=bound,
+        given=delta,
+        estimator="gaussian" if attack.gaussian else "counting",
+        trials=trials,
+        confidence=confidence,
+        mu=mu,
+        roc=roc(absent.scores, present.scores),
+    )
+
+
+def estimate_delta(attack: Attack, *, epsilon: float, trials: int, confidence: float, seed: int) -> Estimate:
+    """A lower bound on δ at ε from `trials` trials in each world; a threshold is fixed on a quarter more."""
+    _check(trials, confidence, seed)
+    if not 0 <= epsilon < np.inf:
+        raise InvalidInput("epsilon", epsilon, "a finite number ≥ 0")
+    absent, present = _played(attack, trials, seed, _COUNTED)
+    mu: Interval | None = None
+    if attack.gaussian:
+        lows, mu = _distances(attack, absent, present, confidence)
+        bound = float(np.asarray(attack.probabilities) @ gaussian_delta(lows, epsilon))
+    else:
+        pilot = _played(attack, trials // 4, seed, _PILOT)
+        pilot_scores = pilot[0].scores, pilot[1].scores
+        threshold = best_threshold_delta(*pilot_scores, epsilon=epsilon, confidence=confidence, trials=trials)
+        bound = fixed_threshold_delta(absent.scores, present.scores, threshold, epsilon=epsilon, confidence=confidence)
+    return Estimate(
+        quantity="delta",
+        bound=bound,
+        given=epsilon,
+        estimator="gaussian" if attack.gaussian else "counting",
+        trials=trials,
+        confidence=confidence,
+        mu=mu,
+        roc=roc(absent.scores, present.scores),
+    )
+
+
+def roc(absent: Array, present: Array) -> Roc:
+    """At most 200 points of which the false rates are spaced evenly in their logarithm, from small to large."""
+    without, within = np.sort(absent), np.sort(present)
+    hits = np.unique(np.geomspace(1, without.size, ROC_POINTS).round().astype(np.intp))
+    cuts = np.unique(without[without.size - hits])[::-1]
+    return Roc(
+        false=1 - np.searchsorted(without, cuts) / without.size,
+        true=1 - np.searchsorted(within, cuts) / within.size,
+    )
+
+
+def _check(trials: int, confidence: float, seed: int) -> None:
+    checked_confidence(confidence)
+    if trials < FEWEST_TRIALS:
+        raise InvalidInput("trials", trials, f"at least {FEWEST_TRIALS}")
+    if seed < 0:
+        raise InvalidInput("seed", seed, "an integer ≥ 0")
+
+
+def _played(attack: Attack, trials: int, seed: int, purpose: int) -> tuple[Draws, Draws]:
+    """Scores without the record and with it, each from a stream of its own that no other purpose uses."""
+    worlds = [attack.play(np.random.default_rng([seed, 2 * purpose + there]), trials, bool(there)) for there in (0, 1)]
+    for draws in worlds:
+        if draws.scores.shape != (trials,):
+            raise InvalidInput("scores", draws.scores.shape, f"{trials}, one a trial", found=f"{draws.scores.shape}")
+    return worlds[0], worlds[1]
+
+
+def _distances(attack: Attack, absent: Draws, present: Draws, confidence: float) -> tuple[list[float], Interval | None]:
+    """For each public index a lower limit of μ, all of them right at once with `confidence` by the union bound.
+
+    Given how often each index was drawn its scores are independent, so that the limits hold. Of an index that was
+    hardly ever drawn nothing is known, and 0 is the limit.
+    """
+    chances = attack.probabilities
+    if len(chances) == 1:
+        low = mu_lower(absent.scores, present.scores, confidence)
+        return [low], mu_interval(absent.scores, present.scores, confidence)
+    if absent.index is None or present.index is None:
+        raise InvalidInput("index", None, f"one a trial, for an attack with {len(chances)} of them")
+    each = 1 - (1 - confidence) / sum(chance > 0 for chance in chances)
+    lows = []
+    for i in range(len(chances)):
+        without, within = absent.scores[absent.index == i], present.scores[present.index == i]
+        lows.append(mu_lower(without, within, each) if min(without.size, within.size) >= 2 else 0.0)
+    return lows, None

@@ -1,0 +1,127 @@
+"""Findings for a terminal: what is certified, what an attack has shown, and what that means.
+
+Guarantees: a lower bound is rounded down and a certified figure up, so that a printed violation is one and no printed
+guarantee is better than it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from dpmerge.audit.findings import Estimate, Finding, Interval
+
+MEANING = {
+    "violated": "the attack shows more than is claimed",
+    "tight": "the attack shows at least 90 % of what is claimed, and not more",
+    "consistent": "nothing contradicts the claim; this attack does not reach it",
+}
+STYLES = {"violated": "bold red", "tight": "green", "consistent": ""}
+SYMBOLS = {"epsilon": "ε", "delta": "δ"}
+
+
+def above(value: float | None) -> str:
+    """A certified figure, four digits, rounded up."""
+    if value is None:
+        return "–"
+    return "∞" if math.isinf(value) else _rounded(value, ROUND_CEILING)
+
+
+def below(value: float) -> str:
+    """A lower bound, four digits, rounded down."""
+    return _rounded(value, ROUND_FLOOR)
+
+
+def ratio(value: float | None) -> str:
+    """Lower bound over claim, never rounded across a verdict."""
+    return "–" if value is None else _rounded(value, ROUND_CEILING if value > 1 else ROUND_FLOOR, digits=3)
+
+
+def _rounded(value: float, rounding: str, digits: int = 4) -> str:
+    return f"{float(Context(prec=digits, rounding=rounding).create_decimal(Decimal(repr(float(value))))):.{digits}g}"
+
+
+def print_finding(finding: Finding, console: Console) -> None:
+    """One claim and one attack, in words."""
+    claim, estimate = finding.claim, finding.estimate
+    symbol, other = ("ε", "δ") if estimate.quantity == "epsilon" else ("δ", "ε")
+    proved = "" if claim.proved else ", not proved for these runs"
+    grid = Table.grid(padding=(0, 2))
+    grid.add_row("certified", f"{symbol} = {above(claim.value)} at {other} = {estimate.given:g} by {claim.by}{proved}")
+    grid.add_row(
+        "shown",
+        f"{symbol} ≥ {below(estimate.bound)} with {_percent(estimate.confidence)} confidence ({_effort(estimate)})",
+    )
+    if estimate.mu is not None:
+        certified = "" if claim.mu is None else f"; certified {above(claim.mu)}"
+        mu = estimate.mu
+        grid.add_row("μ", f"{mu.estimate:.4g}, {_between(mu)}{certified}")
+    grid.add_row("tightness", ratio(finding.tightness))
+    verdict = finding.verdict
+    grid.add_row("verdict", Text(f"{verdict}: {MEANING[verdict]}", style=STYLES[verdict]))
+    console.print(grid, highlight=False)
+
+
+def print_claims(findings: Sequence[Finding], console: Console) -> None:
+    """All claims about something, beside the lower bound or bounds."""
+    for estimate in dict.fromkeys(finding.estimate for finding in findings):
+        subjects = dict.fromkeys(f.subject for f in findings if f.estimate is estimate)
+        symbol, other = ("ε", "δ") if estimate.quantity == "epsilon" else ("δ", "ε")
+        mu = "" if estimate.mu is None else f"; μ {estimate.mu.estimate:.4g}, {_between(estimate.mu)}"
+        console.print(
+            Text(
+                f"{', '.join(subjects)}: {symbol} ≥ {below(estimate.bound)} at {other} = {estimate.given:g} with "
+                f"{_percent(estimate.confidence)} confidence ({_effort(estimate)}{mu})"
+            )
+        )
+    console.print(claims_table(findings))
+
+
+def _between(interval: Interval) -> str:
+    return f"between {below(interval.low)} and {above(interval.high)}"
+
+
+def _percent(confidence: float) -> str:
+    """99.9 % is not rounded to 100 %."""
+    return f"{100 * confidence:.6g} %"
+
+
+def _effort(estimate: Estimate) -> str:
+    if estimate.estimator.startswith("one_run"):
+        return f"{estimate.trials:,} canaries in one run, {estimate.estimator} estimator"
+    return f"{estimate.trials:,} trials in each world, {estimate.estimator} estimator"
+
+
+def claims_table(findings: Sequence[Finding]) -> Table:
+    """A row for each finding; the subject is told where there are several."""
+    several = len({finding.subject for finding in findings}) > 1
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    if several:
+        table.add_column("scenario", overflow="fold")
+    table.add_column("claimed by", overflow="fold")
+    table.add_column("proved", no_wrap=True)
+    for name in ("claimed", "shown", "ratio"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    before = ""
+    for finding in findings:
+        symbol = SYMBOLS[finding.estimate.quantity]
+        cells = [
+            finding.claim.by.replace("_", " "),
+            "yes" if finding.claim.proved else "no",
+            f"{symbol} {above(finding.claim.value)}",
+            below(finding.estimate.bound),
+            ratio(finding.tightness),
+            Text(finding.verdict, style=STYLES[finding.verdict]),
+        ]
+        if several:
+            cells.insert(0, finding.subject if finding.subject != before else "")
+            before = finding.subject
+        table.add_row(*cells)
+    return table

@@ -1,0 +1,140 @@
+"""A planned release attacked: each candidate by what its theorem calls hidden, or in spite of it where it is unproved.
+
+Guarantees: the attack is made from the terms as a document, the records of the runs, weights and probabilities; what
+is certified is asked of the terms alone, and only to be put beside the result.
+Refuses: terms of which something cannot be simulated, audits of more than 2·10¹⁰ random numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from scipy.optimize import brentq
+
+from dpmerge.audit.attacks import Attack
+from dpmerge.audit.confirmation import confirmed
+from dpmerge.audit.estimate import estimate_epsilon
+from dpmerge.audit.findings import Claim, Estimate, Estimator, Finding
+from dpmerge.audit.gaussian import gaussian_epsilon
+from dpmerge.audit.gradients import exposed
+from dpmerge.audit.outputs import Part
+from dpmerge.audit.power import trials_needed
+from dpmerge.audit.records import schedules_of
+from dpmerge.audit.schedules import Schedule
+from dpmerge.audit.stretches import even, worst
+from dpmerge.audit.views import everything, merged, require_full_batch, revealed, selected, together, trained
+from dpmerge.errors import InvalidInput
+from dpmerge.planning.terms import CandidateTerms, Terms
+
+MOST_DRAWS = 2 * 10**10
+"""Random numbers in each world of one audit: a quarter of an hour on one core."""
+
+
+def audit_release(terms: Terms, *, delta: float, trials: int, confidence: float, seed: int) -> Finding:
+    """What is certified of a release at δ, beside what attacking it has shown."""
+    attack = release_attack(terms)
+    if trials * attack.draws > MOST_DRAWS:
+        most = int(MOST_DRAWS // attack.draws)
+        accepted = f"at most {most}: a trial of this release takes {attack.draws:.0f} random numbers"
+        raise InvalidInput("trials", trials, accepted)
+    names = dict.fromkeys(candidate.theorem for candidate in terms.candidates)
+    claim = Claim(
+        by=next(iter(names)) if len(terms.candidates) == 1 else "random_selection",
+        value=terms.epsilon(delta),
+        proved=terms.proved,
+        mu=terms.mu,
+        deltas=terms.delta,
+    )
+
+    def attacked(own: int) -> Estimate:
+        return estimate_epsilon(attack, delta=delta, trials=trials, confidence=confidence, seed=own)
+
+    return Finding(
+        subject=" or ".join(str(candidate.recipe) for candidate in terms.candidates),
+        claim=claim,
+        estimate=confirmed(attacked, [claim], seed),
+    )
+
+
+def release_trials(terms: Terms, *, delta: float, confidence: float, power: float) -> int:
+    """How many trials show 90 % of what is certified with this probability, if it is exact.
+
+    For what is not Gaussian it is as many as for a Gaussian release of the same ε at δ.
+    """
+    epsilon = terms.epsilon(delta)
+    if not 0 < epsilon < math.inf:
+        raise InvalidInput("power", power, "a release with a finite ε above 0", found=f"ε = {epsilon:g}")
+    most = 1.0
+    while gaussian_epsilon(most, delta) < epsilon:
+        most *= 2
+    mu = float(brentq(lambda m: gaussian_epsilon(m, delta) - epsilon, 0.0, most, xtol=1e-12 * most))
+    estimator: Estimator = "gaussian" if release_attack(terms).gaussian else "counting"
+    return trials_needed(mu=mu, delta=delta, confidence=confidence, power=power, estimator=estimator)
+
+
+def work(terms: Terms) -> float:
+    """How many random numbers one trial takes; a core draws some 5·10⁷ a second."""
+    return release_attack(terms).draws
+
+
+def release_attack(terms: Terms) -> Attack:
+    """Somebody who sees what is released, and which candidate it is; noise and data as bad as the theorem allows."""
+    runs = schedules_of(terms.statements, terms.adjacency)
+    attacks = [_candidate_attack(terms, candidate, runs) for candidate in terms.candidates]
+    return attacks[0] if len(attacks) == 1 else selected(attacks, terms.probabilities)
+
+
+def _candidate_attack(terms: Terms, candidate: CandidateTerms, runs: Mapping[str, Schedule]) -> Attack:
+    if candidate.theorem == "joint_release":
+        return everything([(runs[seen.run], seen.step) for seen in candidate.seen])
+    parts = [(runs[part.run], part.step, part.weight) for part in candidate.parts]
+    noise = candidate.release_noise
+    if candidate.theorem == "last_step":
+        return revealed(parts, noise)
+    if candidate.theorem == "hidden_state":
+        return _stretched(parts, noise)
+    if is_one_step(parts) or any(run.aggregate for run, _, _ in parts):
+        return _with_ancestors(parts, trained(parts, noise))
+    if _share_a_map(terms, candidate, parts):
+        return _with_ancestors(parts, merged(parts, noise, stretches=[even(parts)] * len(parts)))
+    if all(run.stretches is not None and run.parent is None for run, _, _ in parts):
+        return _stretched(parts, noise)
+    # Each example is clipped by itself, and nothing that is recorded keeps the others from telling what the hidden
+    # models were.
+    return revealed(parts, noise)
+
+
+def _stretched(parts: Sequence[Part], noise: float) -> Attack:
+    """Not only by the stated factors themselves: where less stretching tells more, a loss may stretch less."""
+    for run, _, _ in parts:
+        require_full_batch(run)
+    return merged(parts, noise, stretches=worst(parts, noise))
+
+
+def is_one_step(parts: Sequence[Part]) -> bool:
+    """Whether no run acts more than once: then nothing is hidden that others could tell."""
+    return all(
+        step <= 1 or (run.momentum == 0 and int(np.count_nonzero(run.rates[:step])) <= 1) for run, step, _ in parts
+    )
+
+
+def _share_a_map(terms: Terms, candidate: CandidateTerms, parts: Sequence[Part]) -> bool:
+    """Whether somebody vouches that all runs move by one affine map, and nothing recorded contradicts it.
+
+    Its linear part may be any: the one is taken under which all steps count alike.
+    """
+    facts = [terms.statements[part.run].mechanism for part in candidate.parts]
+    maps = {each.affine_map.id if each.kind == "dp_sgd" and each.affine_map else None for each in facts}
+    if len(maps) != 1 or None in maps or len({step for _, step, _ in parts}) != 1:
+        return False
+    shrunk = np.array([run.rates[:step] * run.divisor * run.weight_decay for run, step, _ in parts])
+    plain = all(run.sampling == "full_batch" and run.optimizer == "sgd" and run.momentum == 0 for run, _, _ in parts)
+    return plain and bool(np.allclose(shrunk, shrunk[0], rtol=1e-12, atol=0))
+
+
+def _with_ancestors(parts: Sequence[Part], attack: Attack) -> Attack:
+    """The certificate covers what the runs started from as if it were published; so it is seen."""
+    ancestors = exposed(run.parent for run, _, _ in parts if run.parent is not None)
+    return together([everything(list(ancestors.items())), attack]) if ancestors else attack

@@ -1,0 +1,1 @@
+"""Built-in scenarios: releases made to be attacked, the benign and the hostile ones of docs/theory.md."""

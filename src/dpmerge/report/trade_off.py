@@ -1,0 +1,121 @@
+"""What an attack achieves beside what a certificate allows: true against false alarms, as a plot and for a terminal.
+
+Guarantees: the line of a claim is the best any attack could do if the claim is true; an attack's point above it, beyond
+its error, is a violation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from dpmerge.audit.findings import Claim, Finding
+from dpmerge.errors import InvalidInput
+from dpmerge.privacy.domain import Array
+from dpmerge.report import styles
+from dpmerge.report.axes import Axis
+from dpmerge.report.plot_pictures import write_plot_pictures
+from dpmerge.report.plots import COLOURS, Plot, Series
+
+ROWS, COLUMNS = 13, 62
+ATTACK, LIMIT, BOTH = "●", "·", "◉"
+_POINTS = 120
+_COLOURS = (*styles.THEOREMS[1:4], COLOURS["combine"], COLOURS["mix"])
+
+
+def allowed_rates(deltas: Callable[[float], float], epsilons: Sequence[float], false: Array) -> Array:
+    """The most true alarms that (ε, δ(ε)) allows at these rates of false ones, whichever of the ε says least.
+
+    t ≤ e^ε f + δ, and 1 − f ≤ e^ε (1 − t) + δ (Wasserman and Zhou 2010; Kairouz, Oh, Viswanath 2015).
+    """
+    most = np.ones_like(false)
+    for epsilon in epsilons:
+        delta, grown = deltas(epsilon), np.exp(epsilon)
+        most = np.minimum(most, np.minimum(grown * false + delta, 1 - (1 - false - delta) / grown))
+    return np.asarray(np.clip(most, 0.0, 1.0))
+
+
+def claimed_rates(finding: Finding, false: Array) -> Array | None:
+    """The line of a claim; None where nothing is promised."""
+    claim, given = finding.claim, finding.estimate.given
+    if claim.value is None or not np.isfinite(claim.value):
+        return None
+    if claim.deltas is None:
+        point = (claim.value, given) if finding.estimate.quantity == "epsilon" else (given, claim.value)
+        return allowed_rates(lambda _: point[1], [point[0]], false)
+    reach = max(2 * claim.value, float(-np.log(false.min())), 1.0)
+    epsilons = np.concatenate([[0.0], np.geomspace(1e-3, 1.0, 30), np.linspace(1.0, reach, 60)])
+    return allowed_rates(claim.deltas, epsilons.tolist(), false)
+
+
+def roc_plot(findings: Sequence[Finding], name: str) -> Plot:
+    """One attack beside all claims about what it attacked."""
+    roc = findings[0].estimate.roc
+    assert roc is not None, "an attack with scores has a curve"
+    estimate = findings[0].estimate
+    series = [Series(name="the attack", x=roc.false, y=roc.true, colour=COLOURS["select"], marks="dots")]
+    false = np.geomspace(max(float(roc.false[roc.false > 0].min(initial=1.0)), 1e-7), 1.0, _POINTS)
+    for place, finding in enumerate(findings):
+        line = claimed_rates(finding, false)
+        if line is not None:
+            series.append(
+                Series(
+                    name=f"most that is allowed: {_called(finding.claim)} ({finding.verdict})",
+                    x=false,
+                    y=line,
+                    colour=_COLOURS[place % len(_COLOURS)],
+                    dashed=not finding.claim.proved,
+                )
+            )
+    return Plot(
+        name=name,
+        heading="How well can one record be told from its absence, and what is certified?",
+        words=(
+            "An attacker sees only what is released and says whether one record was in the data. Up: how often that is "
+            "said when it is; across: when it is not. No attack can be above the line of a claim that is true. Dashed: "
+            "not proved for these runs."
+        ),
+        across="false alarms: the record is not there",
+        up="true alarms: it is",
+        series=tuple(series),
+        log_x=True,
+        note=f"{findings[0].subject}: {estimate.trials:,} simulated releases with the record, as many without",
+    )
+
+
+def write_roc(findings: Sequence[Finding], file: Path) -> Path:
+    """The plot as a picture."""
+    if file.suffix != ".png":
+        raise InvalidInput("picture", str(file), "the name of a file that ends in .png")
+    (written,) = write_plot_pictures([roc_plot(findings, file.stem)], file.parent)
+    return written
+
+
+def roc_rows(finding: Finding) -> Iterator[str]:
+    """The same for a terminal: the attack and one claim."""
+    roc = finding.estimate.roc
+    if roc is None or not (roc.false > 0).any():
+        return
+    across = Axis(float(roc.false[roc.false > 0].min()) / 1.05, 1.0, log=True)
+    false = np.asarray(across.ticks(COLUMNS))
+    shown = np.interp(np.log(false), np.log(roc.false[roc.false > 0]), roc.true[roc.false > 0])
+    line = claimed_rates(finding, false)
+    cells = [[" "] * COLUMNS for _ in range(ROWS)]
+    for values, mark in ((line, LIMIT), (shown, ATTACK)):
+        for column, value in enumerate(() if values is None else values):
+            row = round((1 - float(value)) * (ROWS - 1))
+            cells[row][column] = BOTH if mark == ATTACK and cells[row][column] == LIMIT else mark
+    names = {0: "1", (ROWS - 1) // 2: "0.5", ROWS - 1: "0"}
+    for row, cell in enumerate(cells):
+        yield f"{names.get(row, ''):>5} {'┤' if row in names else '│'}{''.join(cell)}".rstrip()
+    base, ticks = across.drawn(COLUMNS)
+    yield f"{'':>5} └{base}"
+    yield f"{'':>5}  {ticks}".rstrip()
+    words = "" if line is None else f", {LIMIT} the most that {_called(finding.claim)} allows"
+    yield f"{'':>5}  {ATTACK} true alarms against false ones{words}"
+
+
+def _called(claim: Claim) -> str:
+    return claim.by.replace("_", " ")

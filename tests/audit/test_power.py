@@ -1,0 +1,155 @@
+"""Plans of audits, held against audits that are made by them."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from scipy.optimize import brentq
+from scipy.special import ndtr
+from scipy.stats import binom
+
+from audit.mechanisms import gaussian, scores
+from dpmerge.audit.counting import clopper_pearson, epsilon_from_rates
+from dpmerge.audit.gaussian import gaussian_epsilon, mu_lower
+from dpmerge.audit.power import _chance_at, detectable, trials_needed
+from dpmerge.audit.thresholds import best_threshold, fixed_threshold
+from dpmerge.errors import InvalidInput
+
+PLAN = {"mu": 1.0, "delta": 1e-5, "confidence": 0.95, "power": 0.9, "estimator": "gaussian", "tightness": 0.6}
+
+
+@pytest.mark.parametrize(("mu", "tightness", "power"), [(0.5, 0.5, 0.8), (1.0, 0.7, 0.9), (10.0, 0.6, 0.5)])
+def test_a_gaussian_audit_has_the_power_it_was_planned_for(mu: float, tightness: float, power: float) -> None:
+    """And not much more: with a third of the trials fewer it falls short."""
+    trials = trials_needed(**{**PLAN, "mu": mu, "tightness": tightness, "power": power})
+    wanted = tightness * gaussian_epsilon(mu, 1e-5)
+    least = brentq(lambda m: gaussian_epsilon(m, 1e-5) - wanted, 1e-3, mu)  # as ε grows with μ, so much must be shown
+
+    def reached(count: int) -> float:
+        return np.mean([mu_lower(*scores(gaussian(mu), count, seed), 0.95) >= least for seed in range(400)])
+
+    error = math.sqrt(power * (1 - power) / 400)
+    assert power - 3 * error <= reached(trials) <= power + 3 * error
+    assert reached(trials * 2 // 3) < power - error
+
+
+@pytest.mark.parametrize(("mu", "tightness"), [(0.5, 0.4), (1.0, 0.3), (4.0, 0.25)])
+def test_a_counting_audit_with_a_pilot_has_the_power_it_was_planned_for(mu: float, tightness: float) -> None:
+    trials = trials_needed(**{**PLAN, "mu": mu, "tightness": tightness, "estimator": "counting"})
+    wanted = tightness * gaussian_epsilon(mu, 1e-5)
+    shown = 0
+    for seed in range(200):
+        pilot = scores(gaussian(mu), trials // 4, 2 * seed)
+        threshold = best_threshold(*pilot, delta=1e-5, confidence=0.95, trials=trials)
+        worlds = scores(gaussian(mu), trials, 2 * seed + 1)
+        shown += fixed_threshold(*worlds, threshold, delta=1e-5, confidence=0.95) >= wanted
+    assert shown / 200 >= 0.9 - 3 * math.sqrt(0.9 * 0.1 / 200)
+
+
+@pytest.mark.parametrize(("trials", "cut", "wanted"), [(60, 1.0, 0.5), (200, 1.5, 1.0), (400, 2.0, 1.2)])
+def test_the_chance_of_counts_is_a_sum_over_them(trials: int, cut: float, wanted: float) -> None:
+    """Every pair of hits, its probability, and whether its bound, this way, is as large as wanted."""
+    true, false, delta = float(ndtr(1.5 - cut)), float(ndtr(-cut)), 1e-3
+    hits = np.arange(trials + 1)
+    low, high = clopper_pearson(hits, trials, 0.975)
+    large = low[:, None] - delta >= math.exp(wanted) * high[None, :]
+    exact = binom.pmf(hits, trials, true) @ large @ binom.pmf(hits, trials, false)
+    assert 0.05 < exact < 0.999
+    assert _chance_at(trials, true, false, delta, 0.025, wanted) == pytest.approx(exact, abs=1e-8)
+
+
+def test_many_false_hits_are_taken_in_groups_on_the_safe_side() -> None:
+    trials, true, false, wanted = 40_000, 0.7, 0.3, 0.8
+    hits = np.arange(trials + 1)
+    low, high = clopper_pearson(hits, trials, 0.975)
+    needed = np.searchsorted(low, 1e-5 + math.exp(wanted) * high)
+    exact = binom.pmf(hits, trials, false) @ binom.sf(needed - 1, trials, true)
+    grouped = _chance_at(trials, true, false, 1e-5, 0.025, wanted)
+    assert exact - 0.02 < grouped <= exact + 1e-9
+
+
+@pytest.mark.parametrize("estimator", ["gaussian", "counting"])
+def test_more_is_asked_of_more_trials(estimator: str) -> None:
+    plan = {**PLAN, "tightness": 0.4, "estimator": estimator}
+    needed = trials_needed(**plan)
+    for name, less in {"tightness": 0.3, "power": 0.7, "confidence": 0.9}.items():
+        assert trials_needed(**{**plan, name: less}) < needed, name
+
+
+def test_a_gaussian_audit_needs_fewer_trials_than_counting() -> None:
+    by_counting = trials_needed(**{**PLAN, "estimator": "counting"})
+    assert trials_needed(**PLAN) < by_counting / 100
+
+
+@pytest.mark.parametrize("mu", [0.5, 3.0])
+def test_about_half_of_gaussian_audits_show_more_than_expected(mu: float) -> None:
+    expected = detectable(mu=mu, delta=1e-5, confidence=0.95, trials=500, estimator="gaussian")
+    bounds = [gaussian_epsilon(mu_lower(*scores(gaussian(mu), 500, seed), 0.95), 1e-5) for seed in range(200)]
+    assert 0.38 < np.mean(np.array(bounds) >= expected) < 0.62
+
+
+@pytest.mark.parametrize("mu", [0.5, 1.0, 3.0])
+def test_what_counting_can_show_is_about_the_median_at_the_best_threshold(mu: float) -> None:
+    trials, rng = 20_000, np.random.default_rng(1)
+    medians = []
+    for cut in np.arange(mu / 2, mu / 2 + 4, 0.1):
+        true_low, _ = clopper_pearson(rng.binomial(trials, ndtr(mu - cut), 200), trials, 0.975)
+        _, false_high = clopper_pearson(rng.binomial(trials, ndtr(-cut), 200), trials, 0.975)
+        medians.append(float(np.median(epsilon_from_rates(true_low, false_high, 1e-5))))
+    expected = detectable(mu=mu, delta=1e-5, confidence=0.95, trials=trials, estimator="counting")
+    assert expected == pytest.approx(max(medians), rel=0.05)
+
+
+@pytest.mark.parametrize("estimator", ["gaussian", "counting"])
+def test_more_trials_show_more_but_never_all(estimator: str) -> None:
+    counts = (100, 10_000, 1_000_000, 100_000_000)
+    shown = [detectable(mu=1.0, delta=1e-5, confidence=0.95, trials=n, estimator=estimator) for n in counts]
+    assert all(a < b for a, b in pairwise(shown))
+    assert shown[-1] < gaussian_epsilon(1.0, 1e-5)
+    # Where a plan says that trials suffice, about so much is expected of them.
+    trials = trials_needed(**{**PLAN, "estimator": estimator, "power": 0.5})
+    half = detectable(mu=1.0, delta=1e-5, confidence=0.95, trials=trials, estimator=estimator)
+    assert half == pytest.approx(0.6 * gaussian_epsilon(1.0, 1e-5), rel=0.08)
+
+
+def test_what_no_audit_can_show_is_said_plainly() -> None:
+    with pytest.raises(InvalidInput, match="no 10⁹ trials suffice to show 0.9 of ε = 24.38 by counting") as error:
+        trials_needed(**{**PLAN, "mu": 4.0, "tightness": 0.9, "estimator": "counting"})
+    assert error.value.field == "power"
+
+
+@pytest.mark.parametrize(
+    ("changed", "field"),
+    [
+        ({"power": 0.0}, "power"),
+        ({"power": 1.0}, "power"),
+        ({"power": math.nan}, "power"),
+        ({"tightness": 1.0}, "tightness"),
+        ({"tightness": 0.0}, "tightness"),
+        ({"mu": 0.0}, "mu"),
+        ({"mu": -1.0}, "mu"),
+        ({"mu": math.inf}, "mu"),
+        ({"mu": 1e-7}, "mu"),
+        ({"delta": 0.0}, "delta"),
+        ({"confidence": 1.0}, "confidence"),
+        ({"estimator": "one_run"}, "estimator"),
+    ],
+)
+def test_plans_that_are_refused(changed: dict[str, object], field: str) -> None:
+    with pytest.raises(InvalidInput) as error:
+        trials_needed(**{**PLAN, **changed})
+    assert error.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("changed", "field"),
+    [({"trials": 7}, "trials"), ({"trials": 2 * 10**9}, "trials"), ({"estimator": "x"}, "estimator")],
+)
+def test_expectations_that_are_refused(changed: dict[str, object], field: str) -> None:
+    asked = {"mu": 1.0, "delta": 1e-5, "confidence": 0.95, "trials": 100, "estimator": "counting"}
+    with pytest.raises(InvalidInput) as error:
+        detectable(**{**asked, **changed})
+    assert error.value.field == field

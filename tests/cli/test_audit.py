@@ -1,0 +1,228 @@
+"""`dpmerge audit`, and `dpmerge merge --audit`, from outside: verdicts, exit codes, JSON, words that fit a terminal."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import dpmerge as dpm
+from dpmerge.audit import catalogue, findings
+from dpmerge.audit.scenarios.scenario import Scenario
+from dpmerge.certificate import audited
+from dpmerge.certificate.envelope import CERTIFICATE_NAME
+from dpmerge.cli import app
+from dpmerge.privacy import mechanisms
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a portfolio from which something may be released."""
+    shutil.copytree(EXAMPLES / "mnist", tmp_path / "mnist")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DPMERGE_LEDGER", raising=False)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def plans(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two plans, beside their portfolio."""
+    folder = tmp_path_factory.mktemp("plans")
+    (folder / "mnist").symlink_to(EXAMPLES / "mnist")
+    for method in ("combine", "select"):
+        planned(EXAMPLES / "mnist", folder / f"{method}.json", "--method", method)
+    return folder
+
+
+@pytest.fixture
+def beside(plans: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(plans)
+    return plans
+
+
+def ran(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [*map(str, arguments)], env={"COLUMNS": "80"})
+
+
+def planned(portfolio: Path, plan: Path, *arguments: object) -> None:
+    result = ran("plan", portfolio, "--epsilon", 0.8, "--delta", "1e-5", "-o", plan, *arguments)
+    assert result.exit_code == 0, result.output
+
+
+def audit(plan: str, *arguments: object) -> Result:
+    return ran("audit", plan, "--portfolio", "mnist", *arguments)
+
+
+def document(result: Result) -> Any:
+    assert result.exit_code in (0, 1), result.output
+    return json.loads(result.stdout)
+
+
+class TestPlans:
+    def test_says_what_is_certified_what_is_shown_and_what_that_means(self, beside: Path) -> None:
+        result = audit("combine.json")
+        assert result.exit_code == 0, result.output
+        assert max(len(line) for line in result.stdout.splitlines()) <= 80
+        for words in ("certified  ε = 0.7997 at δ = 1e-05 by joint_release", "shown      ε ≥ 0.7", "tightness  0.9"):
+            assert words in result.stdout
+        assert "verdict    tight" in result.stdout
+        assert "● true alarms against false ones, · the most that joint release allows" in result.stdout
+
+    def test_json_has_every_figure(self, beside: Path) -> None:
+        found = document(audit("select.json", "--seed", 7, "--json"))
+        assert found["schema"] == "dpmerge/audit/v1"
+        assert found["verdict"] == "tight"
+        assert found["claimed_by"] == "random_selection"
+        assert found["certified"] == pytest.approx(0.8, rel=1e-6)
+        assert 0.72 <= found["lower_bound"] <= found["certified"]
+        assert found["tightness"] == found["lower_bound"] / found["certified"]
+        assert (found["trials"], found["confidence"], found["seed"]) == (100_000, 0.95, 7)
+
+    def test_the_same_seed_gives_the_same_and_another_another(self, beside: Path) -> None:
+        first, again, other = (
+            document(audit("combine.json", "--trials", 1000, "--seed", seed, "--json")) for seed in (1, 1, 2)
+        )
+        assert first == again
+        assert first["lower_bound"] != other["lower_bound"]
+
+    def test_power_says_how_many_trials_are_needed(self, beside: Path) -> None:
+        found = document(audit("combine.json", "--power", 0.9, "--json"))
+        assert 20_000 < found["trials"] < 80_000
+        fewer = document(audit("combine.json", "--power", 0.5, "--json"))
+        assert fewer["trials"] < found["trials"]
+
+    def test_a_picture_is_drawn(self, beside: Path, tmp_path: Path) -> None:
+        assert audit("combine.json", "--trials", 1000, "--picture", tmp_path / "roc.png").exit_code == 0
+        assert (tmp_path / "roc.png").read_bytes().startswith(b"\x89PNG")
+
+    def test_accounting_with_a_bug_is_found_and_exits_with_1(
+        self, beside: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """One record of replace_one moves a sum by two clip norms; who counts one certifies half of μ."""
+        monkeypatch.setattr(mechanisms.DpSgd, "sensitivity", property(lambda self: 1))
+        result = audit("combine.json", "--trials", 20_000)
+        assert result.exit_code == 1
+        assert "verdict    violated: the attack shows more than is claimed" in result.stdout
+
+
+class TestReleases:
+    def test_a_release_needs_nothing_but_its_certificate(self, here: Path) -> None:
+        assert ran("merge", "mnist", "--epsilon", 0.8, "--delta", "1e-5", "-o", "out").exit_code == 0
+        shutil.rmtree("mnist")
+        folder, file = (document(ran("audit", p, "--json")) for p in ("out", f"out/{CERTIFICATE_NAME}"))
+        assert folder["verdict"] == "tight"
+        assert folder["certified"] == 0.799697
+        assert {**folder, "subject": ""} == {**file, "subject": ""}
+
+    def test_the_certificate_carries_the_result(self, here: Path) -> None:
+        made = document(ran("merge", "mnist", "--epsilon", 0.8, "--delta", "1e-5", "-o", "out", "--audit", "--json"))
+        carried = made["audit"]
+        assert 0.72 < carried["lowerBound"] < 0.8
+        assert dpm.verify("out", portfolio="mnist").verified
+        assert f"shows ε ≥ {carried['lowerBound']}" in Path("out/README.md").read_text()
+        again = document(ran("audit", "out", "--seed", carried["seed"], "--trials", carried["trials"], "--json"))
+        assert again["lower_bound"] == pytest.approx(carried["lowerBound"], rel=1e-5)
+
+    def test_without_being_asked_it_carries_none(self, here: Path) -> None:
+        made = document(ran("merge", "mnist", "--epsilon", 0.8, "--delta", "1e-5", "-o", "out", "--json"))
+        assert made["audit"] is None
+        assert "Attacked" not in Path("out/README.md").read_text()
+
+    def test_what_an_attack_refutes_is_not_released(self, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(mechanisms.DpSgd, "sensitivity", property(lambda self: 1))
+        result = ran("merge", "mnist", "--epsilon", 0.8, "--delta", "1e-5", "-o", "out", "--audit")
+        assert result.exit_code == 1
+        assert "an attack on the simulated release shows ε ≥" in result.stderr
+        assert "nothing was charged or written" in result.stderr
+        assert not Path("out").exists()
+
+    def test_the_two_parts_agree_on_what_is_tight(self) -> None:
+        assert audited.TIGHT == findings.TIGHT
+
+
+class TestScenarios:
+    def test_they_are_listed(self) -> None:
+        result = ran("audit", "--scenario", "list")
+        assert result.exit_code == 0
+        names = {line.split()[0] for line in result.stdout.splitlines() if line[:1].strip()}
+        assert names == set(json.loads(ran("audit", "--scenario", "list", "--json").stdout)["scenarios"])
+        assert {"contraction", "revealed_state", "naive_cap", "canary_one_run"} <= names
+
+    def test_one_is_told_in_words_with_every_claim(self) -> None:
+        result = ran("audit", "--scenario", "contraction", "--trials", 20_000)
+        assert result.exit_code == 0, result.output
+        assert max(len(line) for line in result.stdout.splitlines()) <= 80
+        lines = [line.strip() for line in result.stdout.splitlines() if line.strip()]
+        rows = {line.split("  ")[0]: line.split()[-1] for line in lines}
+        assert rows["merged trajectory"] == "violated"
+        assert rows["hidden state"] == rows["last step"] == rows["joint release"] == "consistent"
+
+    def test_json_says_what_theory_says(self) -> None:
+        found = document(ran("audit", "--scenario", "contraction", "--trials", 20_000, "--json"))
+        (played,) = found["scenarios"]
+        verdicts = {f["claimed_by"]: (f["verdict"], f["false_here"]) for f in played["findings"]}
+        assert verdicts["merged_trajectory"] == ("violated", True)
+        assert verdicts["hidden_state"] == ("consistent", False)
+
+    def test_all_share_one_confidence(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        few = {name: catalogue.scenarios()[name] for name in ("one_step", "contraction")}
+        monkeypatch.setattr(catalogue, "scenarios", lambda: few)
+        monkeypatch.setattr("dpmerge.experiments.canary_names.CANARIES", {})
+        found = document(ran("audit", "--scenario", "all", "--trials", 20_000, "--json"))
+        assert [played["name"] for played in found["scenarios"]] == ["one_step", "contraction"]
+        assert {f["confidence"] for played in found["scenarios"] for f in played["findings"]} == {0.975}
+        table = ran("audit", "--scenario", "all", "--trials", 20_000)
+        assert max(len(line) for line in table.stdout.splitlines()) <= 80
+        assert "one_step" in table.stdout
+
+    def test_what_is_not_as_theory_says_exits_with_1(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        right = catalogue.scenarios()["one_step"]
+        wrong = tuple(findings.Claim(by=c.by, value=0.5 * (c.value or 0), proved=True) for c in right.claims())
+        broken = Scenario(name="one_step", words="broken", attack=right.attack, claims=lambda: wrong)
+        monkeypatch.setattr(catalogue, "scenarios", lambda: {"one_step": broken})
+        result = ran("audit", "--scenario", "one_step", "--trials", 20_000)
+        assert result.exit_code == 1
+        assert "NOT as theory says: one_step" in result.stdout
+
+
+BAD = {
+    "neither a release nor a scenario": ([], "accepted: a plan or a release, or --scenario NAME"),
+    "both": (["combine.json", "--scenario", "one_step"], "got both"),
+    "a scenario nobody knows": (["--scenario", "x"], "list, all, or one of single_full_batch"),
+    "a plan without its portfolio": (["combine.json"], "--portfolio DIR: a plan names runs"),
+    "a certificate with a portfolio": (["mnist", "--portfolio", "mnist"], "a certificate says itself"),
+    "a folder without a certificate": (["mnist"], "a certificate, as `dpmerge merge` writes it"),
+    "a file that is not there": (["nowhere.json", "--portfolio", "mnist"], "No such file"),
+    "too few trials": (["combine.json", "--portfolio", "mnist", "--trials", 10], "an integer ≥ 100"),
+    "too many trials": (["combine.json", "--portfolio", "mnist", "--trials", 10**10], "random numbers"),
+    "a confidence of 1": (["combine.json", "--portfolio", "mnist", "--confidence", 1], "a number in [0.5, 1)"),
+    "a negative seed": (["combine.json", "--portfolio", "mnist", "--seed", -1], "from 0 to 4294967295"),
+    "a power of 1": (["combine.json", "--portfolio", "mnist", "--power", 1], "power"),
+    "power beside trials": (
+        ["combine.json", "--portfolio", "mnist", "--power", 0.9, "--trials", 1000],
+        "nothing beside",
+    ),
+    "power beside a scenario": (["--scenario", "one_step", "--power", 0.9], "nothing beside --scenario"),
+    "a picture of all": (["--scenario", "all", "--picture", "x.png"], "one scenario"),
+    "a picture nobody can draw": (["combine.json", "--portfolio", "mnist", "--picture", "x.gif"], "ends in .png"),
+    "a picture in no folder": (
+        ["combine.json", "--portfolio", "mnist", "--picture", "no/x.png"],
+        "a folder that exists",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_input_is_refused_in_one_line(beside: Path, what: str) -> None:
+    arguments, words = BAD[what]
+    result = ran("audit", *arguments)
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert not Path("x.gif").exists()
