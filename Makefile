@@ -17,7 +17,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[report,torch,postgres]" --group dev
 	touch $@
 
-demo: $(INSTALLED)  ## the whole story on a shipped portfolio: inspect, plan, merge, verify, ledger, report
+demo: $(INSTALLED)  ## the whole story on a shipped portfolio: inspect, plan, merge, verify, audit, ledger, report
 	$(BIN)/python examples/demo.py
 
 test: $(INSTALLED) chromium  ## all tests, doctests included

@@ -1,4 +1,4 @@
-"""The whole story on the example portfolio: inspect, plan, merge, verify, count; every line is a command you can type.
+"""The whole story on the example portfolio: inspect, plan, merge, verify, attack, count; every line can be typed.
 
 Works on a copy of the portfolio, because a release leaves a ledger beside it. `make demo` runs this.
 """
@@ -59,6 +59,7 @@ def main() -> None:
         told("merge", "mnist", "--epsilon", epsilon, *DELTA, "-o", f"eps-{epsilon}", "--key", "signing.pem")
     for epsilon in TARGETS:
         told("verify", f"eps-{epsilon}", "--key", "signing.pem.pub", "--portfolio", "mnist", "--rebuild")
+    told("audit", "eps-0.8")
     told("ledger", "show", "mnist")
     told("ledger", "verify", "mnist")
     told("frontier", "mnist", *DELTA, "--evaluator", "linear:mnist/public.npz", "-o", "report.html")

@@ -77,9 +77,10 @@ def test_the_demo_tells_the_whole_story(tmp_path: Path) -> None:
     result = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "80"})
     verbs = re.findall(r"^\$ dpmerge (\w+)", result.stdout, re.M)
     assert list(dict.fromkeys(verbs)) == [
-        "inspect", "plan", "keygen", "merge", "verify", "ledger", "frontier",
+        "inspect", "plan", "keygen", "merge", "verify", "audit", "ledger", "frontier",
     ]  # fmt: skip
     assert result.stdout.count("Verified: ε = ") == 2
+    assert "verdict    tight" in result.stdout
     scores = [float(score) for score in re.findall(r"eps-0\.\d+: ([\d.]+)%", result.stdout)]
     assert len(scores) == 2
     assert min(scores) > 75, "what was measured on these models; a merge that went wrong would be near 10 %"

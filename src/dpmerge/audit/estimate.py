@@ -9,11 +9,15 @@ index where it has several; a confidence, δ or ε outside its range.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
 import numpy as np
 
 from dpmerge.audit.attacks import Array, Attack, Draws
 from dpmerge.audit.counting import checked_confidence
-from dpmerge.audit.findings import Estimate, Interval, Roc
+from dpmerge.audit.findings import Estimate, Interval, Quantity, Roc
 from dpmerge.audit.gaussian import gaussian_delta, mixture_epsilon, mu_interval, mu_lower
 from dpmerge.audit.thresholds import best_threshold, best_threshold_delta, fixed_threshold, fixed_threshold_delta
 from dpmerge.errors import InvalidInput
@@ -26,50 +30,57 @@ _PILOT, _COUNTED = 0, 1
 
 def estimate_epsilon(attack: Attack, *, delta: float, trials: int, confidence: float, seed: int) -> Estimate:
     """A lower bound on ε at δ from `trials` trials in each world; a threshold is fixed on a quarter more."""
-    _check(trials, confidence, seed)
     if not 0 < delta < 1:
         raise InvalidInput("delta", delta, "a number strictly between 0 and 1")
-    absent, present = _played(attack, trials, seed, _COUNTED)
-    mu: Interval | None = None
-    if attack.gaussian:
-        lows, mu = _distances(attack, absent, present, confidence)
-        bound = mixture_epsilon(lows, attack.probabilities, delta)
-    else:
-        pilot = _played(attack, trials // 4, seed, _PILOT)
-        pilot_scores = pilot[0].scores, pilot[1].scores
-        threshold = best_threshold(*pilot_scores, delta=delta, confidence=confidence, trials=trials)
-        bound = fixed_threshold(absent.scores, present.scores, threshold, delta=delta, confidence=confidence)
-    return Estimate(
+    reading = _Reading(
         quantity="epsilon",
-        bound=bound,
         given=delta,
-        estimator="gaussian" if attack.gaussian else "counting",
-        trials=trials,
-        confidence=confidence,
-        mu=mu,
-        roc=roc(absent.scores, present.scores),
+        of_distances=lambda mus: mixture_epsilon(mus, attack.probabilities, delta),
+        chosen=partial(best_threshold, delta=delta, confidence=confidence, trials=trials),
+        counted=partial(fixed_threshold, delta=delta, confidence=confidence),
     )
+    return _estimate(attack, reading, trials, confidence, seed)
 
 
 def estimate_delta(attack: Attack, *, epsilon: float, trials: int, confidence: float, seed: int) -> Estimate:
     """A lower bound on δ at ε from `trials` trials in each world; a threshold is fixed on a quarter more."""
-    _check(trials, confidence, seed)
     if not 0 <= epsilon < np.inf:
         raise InvalidInput("epsilon", epsilon, "a finite number ≥ 0")
+    reading = _Reading(
+        quantity="delta",
+        given=epsilon,
+        of_distances=lambda mus: float(np.asarray(attack.probabilities) @ gaussian_delta(mus, epsilon)),
+        chosen=partial(best_threshold_delta, epsilon=epsilon, confidence=confidence, trials=trials),
+        counted=partial(fixed_threshold_delta, epsilon=epsilon, confidence=confidence),
+    )
+    return _estimate(attack, reading, trials, confidence, seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Reading:
+    """How ε at δ, or δ at ε, is read off distances of Gaussian scores, or counts at a threshold chosen on a pilot."""
+
+    quantity: Quantity
+    given: float
+    of_distances: Callable[[list[float]], float]
+    chosen: Callable[[Array, Array], float]
+    counted: Callable[[Array, Array, float], float]
+
+
+def _estimate(attack: Attack, reading: _Reading, trials: int, confidence: float, seed: int) -> Estimate:
+    _check(trials, confidence, seed)
     absent, present = _played(attack, trials, seed, _COUNTED)
     mu: Interval | None = None
     if attack.gaussian:
         lows, mu = _distances(attack, absent, present, confidence)
-        bound = float(np.asarray(attack.probabilities) @ gaussian_delta(lows, epsilon))
+        bound = reading.of_distances(lows)
     else:
         pilot = _played(attack, trials // 4, seed, _PILOT)
-        pilot_scores = pilot[0].scores, pilot[1].scores
-        threshold = best_threshold_delta(*pilot_scores, epsilon=epsilon, confidence=confidence, trials=trials)
-        bound = fixed_threshold_delta(absent.scores, present.scores, threshold, epsilon=epsilon, confidence=confidence)
+        bound = reading.counted(absent.scores, present.scores, reading.chosen(pilot[0].scores, pilot[1].scores))
     return Estimate(
-        quantity="delta",
+        quantity=reading.quantity,
         bound=bound,
-        given=epsilon,
+        given=reading.given,
         estimator="gaussian" if attack.gaussian else "counting",
         trials=trials,
         confidence=confidence,
