@@ -28,7 +28,7 @@ SCHEMA = "dpmerge/audit/v1"
 def audit(
     subject: Annotated[
         Path | None,
-        typer.Argument(metavar="[PLAN|RELEASE]", help="A plan (`dpmerge plan -o`), a release's folder or certificate."),
+        typer.Argument(metavar="PLAN|RELEASE", help="A plan (`dpmerge plan -o`), a release's folder or certificate."),
     ] = None,
     portfolio: Annotated[
         Path | None, typer.Option(help="The portfolio of a plan; a certificate says itself what it was made of.")
