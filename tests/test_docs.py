@@ -159,6 +159,12 @@ def test_the_python_of_the_portfolio_page_runs() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
+def test_the_python_of_the_audit_page_says_what_it_should() -> None:
+    [code] = blocks(ROOT / "docs" / "audit.md", "python")
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert code.strip().splitlines()[-1] == f"# {result.stdout.strip()}"
+
+
 @pytest.mark.parametrize("page", ["plan", "merge"])
 def test_the_python_of_a_page_runs(page: str) -> None:
     for code in blocks(ROOT / "docs" / f"{page}.md", "python"):
@@ -170,7 +176,7 @@ LEDGER_VERBS = ("show", "spent", "cap", "recover", "verify", "export")
 
 @pytest.mark.parametrize(
     "verb",
-    ["plan", "design", "frontier", "merge", "verify", "keygen", *(f"ledger {verb}" for verb in LEDGER_VERBS)],
+    ["plan", "design", "frontier", "merge", "verify", "keygen", "audit", *(f"ledger {verb}" for verb in LEDGER_VERBS)],
 )
 def test_every_option_of_a_verb_is_on_its_page(verb: str) -> None:
     text = (ROOT / "docs" / f"{verb.split()[0]}.md").read_text()

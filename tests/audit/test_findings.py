@@ -17,7 +17,7 @@ from dpmerge.audit.attacks import Attack, Draws
 from dpmerge.audit.catalogue import Played, simultaneous
 from dpmerge.audit.confirmation import FRESH, confirmed
 from dpmerge.audit.estimate import estimate_epsilon
-from dpmerge.audit.finding_table import above, below, print_claims, print_finding, ratio
+from dpmerge.audit.finding_table import above, below, percent, print_claims, print_finding, ratio
 from dpmerge.audit.findings import Claim, Estimate, Finding, Interval
 from dpmerge.audit.gaussian import gaussian_epsilon
 from dpmerge.audit.page import BEGIN, END, table, with_table
@@ -41,7 +41,7 @@ class TestVerdicts:
             (0.9, 1.0, "tight", 0.9),
             (0.8999, 1.0, "consistent", 0.8999),
             (0.0, 1.0, "consistent", 0.0),
-            (0.0, 0.0, "tight", 1.0),
+            (0.0, 0.0, "consistent", None),
             (1e-9, 0.0, "violated", math.inf),
             (5.0, None, "consistent", None),
             (5.0, math.inf, "consistent", None),
@@ -104,8 +104,22 @@ class TestPrinting:
 
     def test_a_ratio_is_never_rounded_across_its_verdict(self) -> None:
         assert ratio(0.8999) == "0.899"
-        assert float(ratio(1.0000001)) > 1
+        assert (ratio(1.0000001), ratio(9.8949), ratio(math.inf)) == ("1.01", "9.89", "∞")
         assert ratio(None) == "–"
+
+    def test_no_confidence_is_called_certain(self) -> None:
+        shown = [percent(value) for value in (0.5, 0.95, 0.975, 0.998980, 0.9999999)]
+        assert shown == ["50 %", "95 %", "97.5 %", "99.898 %", "99.99999 %"]
+
+    def test_what_is_not_proved_is_not_called_certified(self) -> None:
+        out = Console(file=io.StringIO(), width=80)
+        found = finding(0.95, 1.0, attacks=2)
+        print_finding(replace(found, claim=replace(found.claim, proved=False)), out)
+        text = " ".join(out.file.getvalue().split())  # type: ignore[attr-defined]
+        assert "certified" not in text
+        assert "claimed ε = 1 at δ = 1e-05 by joint_release, not proved for these runs" in text
+        assert "a premise fails for these runs, so nothing is proved" in text
+        assert "made twice, the smaller bound" in text
 
     def test_one_run_counts_canaries_and_nothing_is_wider_than_a_terminal(self) -> None:
         out = Console(file=io.StringIO(), width=80)
@@ -136,7 +150,7 @@ class TestPage:
     def test_it_says_what_was_found(self) -> None:
         text = table(self.results())
         assert "2 scenarios, 3 claims: 1 violated, 1 tight, 1 consistent" in text
-        assert "each alone with 97.50 %" in text
+        assert "each alone with 97.5 %" in text
         assert "| [one](#one) | joint release | yes | ε = 1 | ε ≥ 0.95 | 0.95 | tight |" in text
         assert "|  | a rule | no | ε = 1 | ε ≥ 2 | 2 | **violated** |" in text
         assert "| [two](#two) of three | joint release | yes | no number | ε ≥ 0.1 | – | consistent |" in text

@@ -252,3 +252,15 @@ def test_deltas_that_are_refused(mu: float, epsilon: float, field: str) -> None:
     with pytest.raises(InvalidInput) as error:
         gaussian_delta(mu, epsilon)
     assert error.value.field == field
+
+
+def test_scores_that_hardly_vary_are_bounded_at_once() -> None:
+    """Of μ = 10⁶ nobody needs more than that it is above 9,000."""
+    rng = np.random.default_rng(0)
+    absent, present = rng.normal(size=1000), rng.normal(size=1000) + 1e6
+    interval = mu_interval(absent, present, 0.95)
+    assert 9_000 < mu_lower(absent, present, 0.95) < 1e4
+    assert 9_000 < interval.low < 1e4
+    assert interval.estimate > 9e5
+    assert interval.high == np.inf
+    assert gaussian_epsilon(interval.low, 1e-5) > 1e7

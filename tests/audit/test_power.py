@@ -11,10 +11,11 @@ from scipy.optimize import brentq
 from scipy.special import ndtr
 from scipy.stats import binom
 
-from audit.mechanisms import gaussian, scores
+from audit.mechanisms import gaussian, scores, selection
 from dpmerge.audit.counting import clopper_pearson, epsilon_from_rates
-from dpmerge.audit.gaussian import gaussian_epsilon, mu_lower
-from dpmerge.audit.power import _chance_at, detectable, trials_needed
+from dpmerge.audit.estimate import estimate_epsilon
+from dpmerge.audit.gaussian import gaussian_epsilon, mixture_epsilon, mu_lower
+from dpmerge.audit.power import _chance_at, detectable, selection_trials_needed, trials_needed
 from dpmerge.audit.thresholds import best_threshold, fixed_threshold
 from dpmerge.errors import InvalidInput
 
@@ -153,3 +154,32 @@ def test_expectations_that_are_refused(changed: dict[str, object], field: str) -
     with pytest.raises(InvalidInput) as error:
         detectable(**{**asked, **changed})
     assert error.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("mus", "probabilities"), [((2.0, 0.3), (0.05, 0.95)), ((0.5, 1.0), (0.5, 0.5)), ((0.22, 0.25), (0.3, 0.7))]
+)
+def test_an_audit_of_a_draw_has_the_power_it_was_planned_for(
+    mus: tuple[float, ...], probabilities: tuple[float, ...]
+) -> None:
+    trials = selection_trials_needed(mus=mus, probabilities=probabilities, delta=1e-5, confidence=0.95, power=0.9)
+    wanted = 0.9 * mixture_epsilon(mus, probabilities, 1e-5)
+    attack = selection(mus, probabilities)
+    repetitions = 100 if trials < 50_000 else 40
+    reached = [
+        estimate_epsilon(attack, delta=1e-5, trials=trials, confidence=0.95, seed=seed).bound >= wanted
+        for seed in range(repetitions)
+    ]
+    assert np.mean(reached) >= 0.9 - 3 * np.sqrt(0.09 / repetitions)
+    fewer = selection_trials_needed(mus=mus, probabilities=probabilities, delta=1e-5, confidence=0.95, power=0.5)
+    assert fewer < trials
+
+
+def test_draws_that_are_refused() -> None:
+    asked = {"delta": 1e-5, "confidence": 0.95, "power": 0.9}
+    with pytest.raises(InvalidInput, match="nothing to show"):
+        selection_trials_needed(mus=(0.0, 0.0), probabilities=(0.5, 0.5), **asked)
+    with pytest.raises(InvalidInput, match="no 10⁹ trials suffice"):
+        selection_trials_needed(mus=(5.0, 1e-3), probabilities=(1e-9, 1 - 1e-9), **{**asked, "delta": 5e-10})
+    with pytest.raises(InvalidInput, match="power"):
+        selection_trials_needed(mus=(1.0, 2.0), probabilities=(0.5, 0.5), **{**asked, "power": 1.0})

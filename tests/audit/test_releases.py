@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 import dpmerge as dpm
 from dpmerge.audit.findings import Finding
-from dpmerge.audit.releases import audit_release, release_attack, work
+from dpmerge.audit.records import schedules_of
+from dpmerge.audit.releases import audit_release, is_one_step, release_attack, release_trials, work
 from dpmerge.documents import validated
 from dpmerge.errors import InvalidInput, NoGuarantee
 from dpmerge.planning.planned import stated_weights
@@ -378,3 +379,100 @@ def test_the_same_seed_finds_the_same() -> None:
     first, second = (audit_release(terms, delta=DELTA, trials=5000, confidence=0.95, seed=3) for _ in range(2))
     assert first.estimate.bound == second.estimate.bound
     assert np.array_equal(first.estimate.roc.true, second.estimate.roc.true)  # type: ignore[union-attr]
+
+
+# What others can tell, and what not
+
+
+def test_one_clipped_total_does_not_hide_what_others_tell_of_another_run() -> None:
+    """a clips its total, b each example: of b the hidden model is told, and a's noise is all that is left."""
+    runs = [
+        sgd("a", steps=2, noise_multiplier=4.0, learning_rate=1.0, clipping="aggregate"),
+        sgd("b", steps=2, noise_multiplier=0.5, learning_rate=1.0),
+    ]
+    terms = terms_of(runs, {"a": 0.9, "b": 0.1}, "merged_trajectory")
+    found = audited(terms)
+    assert (found.claim.proved, found.verdict) == (False, "violated")
+    # b's first step by itself, 2/σ, and its last one under a's noise of both steps.
+    last = (0.1 * 2) ** 2 / ((0.1 * 0.5) ** 2 + 2 * (0.9 * 4.0) ** 2)
+    assert found.estimate.mu is not None
+    assert found.estimate.mu.low < np.hypot(2 / 0.5, np.sqrt(last)) < found.estimate.mu.high
+
+
+def test_a_loss_is_not_given_slopes_that_it_cannot_have() -> None:
+    """Huber with tiny features has no curvature: every slope is 1, and the assumed price is true for it."""
+    smooth = {"kind": "huber", "feature_bound": 1e-4, "records": 100, "vouched_by": "the tests"}
+    rates = [4.0, 2.0, 0.1]
+    runs = [
+        sgd(name, steps=3, noise_multiplier=noise, learning_rate=rates, smoothness=smooth)
+        for name, noise in (("a", 64.0), ("b", 32.0))
+    ]
+    assert audited(terms_of(runs, {"a": 0.95, "b": 0.05}, "merged_trajectory")).verdict != "violated"
+
+
+def test_gradients_that_enter_no_model_are_not_told() -> None:
+    runs = [
+        sgd("a", steps=3, noise_multiplier=4.0, learning_rate=[0.0, 1.0, 0.0]),
+        sgd("b", steps=3, noise_multiplier=2.0, learning_rate=1.0),
+    ]
+    terms = terms_of(runs, {"a": 0.5, "b": 0.5}, "merged_trajectory")
+    found = audited(terms)
+    # b's first two steps by themselves, then both last ones together.
+    mu = np.sqrt(2 * (2 / 2.0) ** 2 + (0.5 * 2 + 0.5 * 2) ** 2 / ((0.5 * 4) ** 2 + (0.5 * 2) ** 2))
+    assert found.estimate.mu is not None
+    assert found.estimate.mu.low < mu < found.estimate.mu.high
+
+
+def test_a_choice_that_is_not_paid_for_is_not_called_proved() -> None:
+    terms = terms_of([sgd("a"), sgd("b")], {"a": 0.5, "b": 0.5}, "joint_release")
+    unpaid = terms.model_copy(update={"choice": terms.choice.model_copy(update={"kind": "uncharged"})})
+    found = audited(unpaid, 1000)
+    assert (found.claim.proved, found.claim.by) == (False, "joint_release, not counting how it was chosen")
+
+
+def test_shuffled_batches_stopped_within_an_epoch() -> None:
+    """Two of three steps of the second epoch: the record is in the less noisy of those two."""
+    noises = [{"steps": 1, "noise_multiplier": n, "clip_norm": 1.0, "learning_rate": 0.5} for n in (4, 2, 8, 5, 3, 1)]
+    run = sgd("a", sampling="shuffled", steps_per_epoch=3, blocks=noises)
+    found = audited(terms_of([run], {"a": 1.0}, "joint_release", steps={"a": 5}))
+    assert found.verdict == "tight"
+    assert found.claim.mu == pytest.approx(2 * np.hypot(1 / 2, 1 / 3))
+
+
+def test_how_many_trials_a_release_needs() -> None:
+    drawn, single = planned("mnist", 0.6, "select"), planned("mnist", 0.6, "combine")
+    asked = {"delta": DELTA, "confidence": 0.95, "power": 0.9}
+    assert release_trials(drawn, **asked) > release_trials(single, **asked)  # all limits of a draw share the error
+    free = terms_of([sgd("a", learning_rate=0.0)], {"a": 1.0}, "merged_trajectory")
+    with pytest.raises(InvalidInput, match="a release with a finite ε above 0"):
+        release_trials(free, **asked)
+
+
+ANCESTRY = {"start": "private", "run": "parent", "step": 2}
+
+
+def test_what_runs_with_a_shared_map_started_from_is_seen_too() -> None:
+    shared = {"affine_map": {"id": "mean", "vouched_by": "the tests"}, "ancestry": ANCESTRY}
+    runs = [sgd("parent", noise_multiplier=3.0), sgd("a", **shared), sgd("b", noise_multiplier=9.0, **shared)]
+    found = audited(terms_of(runs, {"a": 0.5, "b": 0.5}, "merged_trajectory", ancestors={"parent": 2}))
+    assert (found.claim.proved, found.verdict) == (True, "tight")
+
+
+def test_what_a_smooth_run_started_from_is_seen_too() -> None:
+    """Its stated smoothness does not cover where it began."""
+    smooth = {"kind": "huber", "feature_bound": 0.1, "records": 100, "vouched_by": "the tests"}
+    runs = [sgd("parent", noise_multiplier=0.5), sgd("a", smoothness=smooth, ancestry=ANCESTRY)]
+    found = audited(terms_of(runs, {"a": 1.0}, "merged_trajectory", ancestors={"parent": 2}))
+    assert found.estimate.mu is not None
+    assert found.estimate.mu.high > 2 * np.sqrt(2) / 0.5
+
+
+@pytest.mark.parametrize(("momentum", "one"), [(0.0, True), (0.9, False)])
+def test_momentum_carries_a_step_of_rate_zero_on(momentum: float, one: bool) -> None:
+    runs = schedules_of(
+        terms_of(
+            [sgd("a", steps=2, learning_rate=[0.0, 1.0], momentum=momentum)], {"a": 1.0}, "joint_release"
+        ).statements,
+        "replace_one",
+    )
+    assert is_one_step([(runs["a"], 2, 1.0)]) is one

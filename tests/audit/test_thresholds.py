@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from audit.mechanisms import gaussian, laplace, randomised_response, scores
+from dpmerge.audit import thresholds
 from dpmerge.audit.counting import clopper_pearson, epsilon_from_rates
 from dpmerge.audit.thresholds import (
     all_thresholds,
@@ -281,3 +282,46 @@ def test_terms_that_are_refused() -> None:
         with pytest.raises(InvalidInput) as error:
             bound()
         assert error.value.field == field
+
+
+def test_each_of_both_limits_at_every_rung_pays_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """K rungs, two limits each: any of them may fail with (1 − confidence) / 2K."""
+    asked: list[tuple[int, float]] = []
+    exact = thresholds.clopper_pearson
+
+    def seen(hits: Any, trials: int, confidence: float) -> Any:
+        asked.append((np.size(hits), confidence))
+        return exact(hits, trials, confidence)
+
+    monkeypatch.setattr(thresholds, "clopper_pearson", seen)
+    all_thresholds(np.arange(40.0), np.arange(40.0) + 20, delta=1e-5, confidence=0.9)
+    (rungs, confidence), (again, same) = asked
+    assert rungs == again > 10
+    assert confidence == same == pytest.approx(1 - 0.1 / (2 * rungs))
+
+
+def test_a_split_does_not_show_its_choice_what_it_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: dict[str, set[float]] = {}
+
+    def best(absent: Any, present: Any, *_: Any) -> float:
+        shown["chosen"] = {*absent, *present}
+        return 100.0
+
+    def at(_: float, absent: Any, present: Any, *__: Any) -> float:
+        shown["counted"] = {*absent, *present}
+        return 0.0
+
+    monkeypatch.setattr(thresholds, "_best", best)
+    monkeypatch.setattr(thresholds, "_at", at)
+    absent, present = np.arange(100.0), np.arange(100.0) + 1000
+    split_threshold(absent, present, delta=1e-5, confidence=0.95, rng=np.random.default_rng(0))
+    assert (len(shown["chosen"]), len(shown["counted"])) == (50, 150)
+    assert not shown["chosen"] & shown["counted"]
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1e200])
+def test_scores_of_any_size_choose_a_threshold(scale: float) -> None:
+    rng = np.random.default_rng(0)
+    absent, present = scale * rng.normal(size=1000), scale * (rng.normal(size=1000) + 3)
+    threshold = best_threshold(absent, present, delta=1e-5, confidence=0.95)
+    assert fixed_threshold(absent, present, threshold, delta=1e-5, confidence=0.95) > 2

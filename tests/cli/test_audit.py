@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import shutil
 from pathlib import Path
@@ -32,12 +33,25 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module")
 def plans(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two plans, beside their portfolio."""
+    """Two plans beside their portfolio, and a release."""
     folder = tmp_path_factory.mktemp("plans")
     (folder / "mnist").symlink_to(EXAMPLES / "mnist")
     for method in ("combine", "select"):
         planned(EXAMPLES / "mnist", folder / f"{method}.json", "--method", method)
+    shutil.copytree(EXAMPLES / "mnist", folder / "copy")
+    made = ran("merge", folder / "copy", "--epsilon", 0.8, "--delta", "1e-5", "-o", folder / "out")
+    assert made.exit_code == 0, made.output
     return folder
+
+
+def restated(file: Path, copy: Path, guarantee: object) -> Path:
+    """A certificate that states something else."""
+    envelope = json.loads(file.read_text())
+    statement = json.loads(base64.b64decode(envelope["payload"]))
+    statement["predicate"]["guarantee"] = guarantee
+    envelope["payload"] = base64.b64encode(json.dumps(statement).encode()).decode()
+    copy.write_text(json.dumps(envelope))
+    return copy
 
 
 @pytest.fixture
@@ -72,16 +86,16 @@ class TestPlans:
         for words in ("certified  ε = 0.7997 at δ = 1e-05 by joint_release", "shown      ε ≥ 0.7", "tightness  0.9"):
             assert words in result.stdout
         assert "verdict    tight" in result.stdout
-        assert "● true alarms against false ones, · the most that joint release allows" in result.stdout
+        assert "● true alarms   · the most that joint release allows" in result.stdout
 
     def test_json_has_every_figure(self, beside: Path) -> None:
         found = document(audit("select.json", "--seed", 7, "--json"))
         assert found["schema"] == "dpmerge/audit/v1"
         assert found["verdict"] == "tight"
         assert found["claimed_by"] == "random_selection"
-        assert found["certified"] == pytest.approx(0.8, rel=1e-6)
-        assert 0.72 <= found["lower_bound"] <= found["certified"]
-        assert found["tightness"] == found["lower_bound"] / found["certified"]
+        assert found["claimed"] == pytest.approx(0.8, rel=1e-6)
+        assert 0.72 <= found["lower_bound"] <= found["claimed"]
+        assert found["tightness"] == found["lower_bound"] / found["claimed"]
         assert (found["trials"], found["confidence"], found["seed"]) == (100_000, 0.95, 7)
 
     def test_the_same_seed_gives_the_same_and_another_another(self, beside: Path) -> None:
@@ -117,7 +131,7 @@ class TestReleases:
         shutil.rmtree("mnist")
         folder, file = (document(ran("audit", p, "--json")) for p in ("out", f"out/{CERTIFICATE_NAME}"))
         assert folder["verdict"] == "tight"
-        assert folder["certified"] == 0.799697
+        assert folder["claimed"] == 0.799697
         assert {**folder, "subject": ""} == {**file, "subject": ""}
 
     def test_the_certificate_carries_the_result(self, here: Path) -> None:
@@ -128,6 +142,55 @@ class TestReleases:
         assert f"shows ε ≥ {carried['lowerBound']}" in Path("out/README.md").read_text()
         again = document(ran("audit", "out", "--seed", carried["seed"], "--trials", carried["trials"], "--json"))
         assert again["lower_bound"] == pytest.approx(carried["lowerBound"], rel=1e-5)
+
+    def test_a_certificate_is_known_by_what_is_in_it(self, here: Path) -> None:
+        assert ran("merge", "mnist", "--epsilon", 0.8, "--delta", "1e-5", "-o", "out").exit_code == 0
+        shutil.copy(f"out/{CERTIFICATE_NAME}", "anything.json")
+        assert document(ran("audit", "anything.json", "--trials", 1000, "--json"))["claimed"] == 0.799697
+        result = ran("audit", "out", "--portfolio", "mnist")
+        assert result.exit_code == 2
+        assert "a certificate says itself what it was made of" in result.stderr
+
+    @pytest.mark.parametrize(
+        "guarantee",
+        [
+            {"epsilon": float("nan"), "delta": 1e-5},
+            {"epsilon": -1, "delta": 1e-5},
+            {"epsilon": "abc", "delta": 1e-5},
+            {"epsilon": None, "delta": 1e-5},
+            {"epsilon": True, "delta": 1e-5},
+            {"epsilon": 0.799697, "delta": 1e-12},
+            {"epsilon": 0.799697},
+            [1],
+            None,
+        ],
+        ids=str,
+    )
+    def test_a_certificate_that_states_no_figure_is_refused(self, plans: Path, tmp_path: Path, guarantee: Any) -> None:
+        file = restated(plans / "out" / CERTIFICATE_NAME, tmp_path / "c.json", guarantee)
+        result = ran("audit", file)
+        assert result.exit_code == 2
+        assert len(result.stderr.splitlines()) == 1
+        assert str(file) in result.stderr
+
+    @pytest.mark.parametrize(("stated", "verdict"), [(0.3, "violated"), (100.0, "consistent")])
+    def test_what_is_stated_is_attacked_and_told_to_be_another(
+        self, plans: Path, tmp_path: Path, stated: float, verdict: str
+    ) -> None:
+        file = restated(plans / "out" / CERTIFICATE_NAME, tmp_path / "c.json", {"epsilon": stated, "delta": 1e-5})
+        result = ran("audit", file, "--trials", 20_000, "--json")
+        assert f"states ε = {stated:g}, and its terms give 0.799697" in " ".join(result.stderr.split())
+        found = document(result)
+        assert (found["verdict"], found["claimed"]) == (verdict, stated)
+        assert found["attacks"] == (2 if verdict == "violated" else 1)
+        assert found["mu"]["claimed"] is None
+
+    def test_a_release_made_before_is_not_audited_again(self, here: Path) -> None:
+        asked = ("merge", "mnist", "--epsilon", 0.8, "--delta", "1e-5", "--request-key", "a")
+        assert ran(*asked, "-o", "one").exit_code == 0
+        again = ran(*asked, "--audit", "-o", "two")
+        assert again.exit_code == 0
+        assert "not audited again; it is what was released before" in again.stderr
 
     def test_without_being_asked_it_carries_none(self, here: Path) -> None:
         made = document(ran("merge", "mnist", "--epsilon", 0.8, "--delta", "1e-5", "-o", "out", "--json"))
@@ -188,7 +251,17 @@ class TestScenarios:
         monkeypatch.setattr(catalogue, "scenarios", lambda: {"one_step": broken})
         result = ran("audit", "--scenario", "one_step", "--trials", 20_000)
         assert result.exit_code == 1
-        assert "NOT as theory says: one_step" in result.stdout
+        assert "VIOLATED, though theory says it holds: one_step" in result.stdout
+
+    def test_what_is_not_shown_for_lack_of_trials_is_told_apart(self) -> None:
+        result = ran("audit", "--scenario", "naive_cap", "--trials", 100)
+        assert result.exit_code == 1
+        assert "Not shown, though theory says it is violated: naive_cap; more trials" in " ".join(result.stdout.split())
+        assert "VIOLATED" not in result.stdout
+
+    def test_several_may_be_asked_for(self) -> None:
+        asked = ("--scenario", "one_step", "--scenario", "contraction", "--trials", 20_000, "--json")
+        assert [p["name"] for p in document(ran("audit", *asked))["scenarios"]] == ["one_step", "contraction"]
 
 
 BAD = {
@@ -196,11 +269,12 @@ BAD = {
     "both": (["combine.json", "--scenario", "one_step"], "got both"),
     "a scenario nobody knows": (["--scenario", "x"], "list, all, or one of single_full_batch"),
     "a plan without its portfolio": (["combine.json"], "--portfolio DIR: a plan names runs"),
-    "a certificate with a portfolio": (["mnist", "--portfolio", "mnist"], "a certificate says itself"),
-    "a folder without a certificate": (["mnist"], "a certificate, as `dpmerge merge` writes it"),
+    "a folder without a certificate": (["mnist"], "a release's folder or its certificate"),
+    "a name that is nearly one": (["--scenario", "contractoin"], "did you mean contraction?"),
+    "a data folder that is not there": (["--scenario", "canary_single", "--data", "no"], "a folder that exists"),
     "a file that is not there": (["nowhere.json", "--portfolio", "mnist"], "No such file"),
-    "too few trials": (["combine.json", "--portfolio", "mnist", "--trials", 10], "an integer ≥ 100"),
-    "too many trials": (["combine.json", "--portfolio", "mnist", "--trials", 10**10], "random numbers"),
+    "too few trials": (["combine.json", "--portfolio", "mnist", "--trials", 10], "an integer from 100 to 50000000"),
+    "too many trials": (["combine.json", "--portfolio", "mnist", "--trials", 10**10], "an integer from 100 to"),
     "a confidence of 1": (["combine.json", "--portfolio", "mnist", "--confidence", 1], "a number in [0.5, 1)"),
     "a negative seed": (["combine.json", "--portfolio", "mnist", "--seed", -1], "from 0 to 4294967295"),
     "a power of 1": (["combine.json", "--portfolio", "mnist", "--power", 1], "power"),

@@ -266,7 +266,7 @@ def test_an_audit_states_as_many_bounds_as_its_confidence_is_shared_by(found: Fo
             [1 - (1 - SURE) / audit.bounds] * audit.bounds
         )
     assert found["canary_image"][0].estimate.trials == SIZES.whole_trainings
-    assert found["canary_image"][0].estimate.mu is not None
+    assert found["canary_image"][0].estimate.mu is None  # others answer to its pushes: nobody says it is Gaussian
 
 
 def test_a_record_that_claims_twice_the_noise_is_caught(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_a_violation_is_above_its_line_and_is_seen() -> None:
     attack, line = roc_plot([seen], "x").series
     assert np.interp(0.01, attack.x, attack.y) > np.interp(0.01, line.x, line.y) + 0.3
     rows = list(roc_rows(seen))
-    middle = [row[7 + 20 :][:1] for row in rows[:13]]
+    middle = [row[8 + 20 :][:1] for row in rows[:13]]
     assert middle.index("●") < middle.index("·")
 
 
@@ -73,8 +73,9 @@ def test_what_is_not_proved_is_dashed() -> None:
 def test_the_terminal_shows_it_in_eighty_columns() -> None:
     rows = list(roc_rows(finding()))
     assert max(map(len, rows)) <= 80
-    assert rows[0].startswith("    1 ┤")
-    assert "0.001" in rows[-2]
+    assert rows[0].startswith("     1 ┤")
+    assert "0.001" in rows[-3]
+    assert rows[-1].strip() == "● true alarms   · the most that joint release allows"
 
 
 def test_the_picture_is_written_where_asked(tmp_path: Path) -> None:
@@ -86,3 +87,7 @@ def test_the_picture_is_written_where_asked(tmp_path: Path) -> None:
 def test_a_picture_of_another_kind_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="ends in .png"):
         write_roc([finding()], tmp_path / "roc.gif")
+
+
+def test_an_infinite_epsilon_in_reach_is_drawn_without_a_warning() -> None:
+    assert allowed_rates(lambda _: 0.0, [2000.0], np.array([1e-6])) == pytest.approx([1.0])

@@ -110,7 +110,11 @@ def _check(trials: int, confidence: float, seed: int) -> None:
 
 def _played(attack: Attack, trials: int, seed: int, purpose: int) -> tuple[Draws, Draws]:
     """Scores without the record and with it, each from a stream of its own that no other purpose uses."""
-    worlds = [attack.play(np.random.default_rng([seed, 2 * purpose + there]), trials, bool(there)) for there in (0, 1)]
+    # As many words for every stream: a shorter seed would be filled up with zeros, and meet a longer one.
+    words = [seed % 2**32, seed // 2**32]
+    worlds = [
+        attack.play(np.random.default_rng([*words, 2 * purpose + there]), trials, bool(there)) for there in (0, 1)
+    ]
     for draws in worlds:
         if draws.scores.shape != (trials,):
             raise InvalidInput("scores", draws.scores.shape, f"{trials}, one a trial", found=f"{draws.scores.shape}")

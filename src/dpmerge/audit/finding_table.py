@@ -20,7 +20,7 @@ from dpmerge.audit.findings import Estimate, Finding, Interval
 MEANING = {
     "violated": "the attack shows more than is claimed",
     "tight": "the attack shows at least 90 % of what is claimed, and not more",
-    "consistent": "nothing contradicts the claim; this attack does not reach it",
+    "consistent": "nothing contradicts the claim; this attack, with so many trials, does not reach it",
 }
 STYLES = {"violated": "bold red", "tight": "green", "consistent": ""}
 SYMBOLS = {"epsilon": "ε", "delta": "δ"}
@@ -40,7 +40,12 @@ def below(value: float) -> str:
 
 def ratio(value: float | None) -> str:
     """Lower bound over claim, never rounded across a verdict."""
-    return "–" if value is None else _rounded(value, ROUND_CEILING if value > 1 else ROUND_FLOOR, digits=3)
+    if value is None:
+        return "–"
+    if math.isinf(value):
+        return "∞"
+    rounded = _rounded(value, ROUND_FLOOR, digits=3)
+    return "1.01" if value > 1 and float(rounded) <= 1 else rounded
 
 
 def _rounded(value: float, rounding: str, digits: int = 4) -> str:
@@ -53,18 +58,22 @@ def print_finding(finding: Finding, console: Console) -> None:
     symbol, other = ("ε", "δ") if estimate.quantity == "epsilon" else ("δ", "ε")
     proved = "" if claim.proved else ", not proved for these runs"
     grid = Table.grid(padding=(0, 2))
-    grid.add_row("certified", f"{symbol} = {above(claim.value)} at {other} = {estimate.given:g} by {claim.by}{proved}")
+    grid.add_row(
+        "certified" if claim.proved else "claimed",
+        f"{symbol} = {above(claim.value)} at {other} = {estimate.given:g} by {claim.by}{proved}",
+    )
     grid.add_row(
         "shown",
-        f"{symbol} ≥ {below(estimate.bound)} with {_percent(estimate.confidence)} confidence ({_effort(estimate)})",
+        f"{symbol} ≥ {below(estimate.bound)} with {percent(estimate.confidence)} confidence ({_effort(estimate)})",
     )
     if estimate.mu is not None:
-        certified = "" if claim.mu is None else f"; certified {above(claim.mu)}"
+        certified = "" if claim.mu is None else f"; {'certified' if claim.proved else 'claimed'} {above(claim.mu)}"
         mu = estimate.mu
         grid.add_row("μ", f"{mu.estimate:.4g}, {_between(mu)}{certified}")
     grid.add_row("tightness", ratio(finding.tightness))
     verdict = finding.verdict
-    grid.add_row("verdict", Text(f"{verdict}: {MEANING[verdict]}", style=STYLES[verdict]))
+    doubt = "" if claim.proved or verdict == "violated" else "; a premise fails for these runs, so nothing is proved"
+    grid.add_row("verdict", Text(f"{verdict}: {MEANING[verdict]}{doubt}", style="yellow" if doubt else STYLES[verdict]))
     console.print(grid, highlight=False)
 
 
@@ -77,25 +86,27 @@ def print_claims(findings: Sequence[Finding], console: Console) -> None:
         console.print(
             Text(
                 f"{', '.join(subjects)}: {symbol} ≥ {below(estimate.bound)} at {other} = {estimate.given:g} with "
-                f"{_percent(estimate.confidence)} confidence ({_effort(estimate)}{mu})"
+                f"{percent(estimate.confidence)} confidence ({_effort(estimate)}{mu})"
             )
         )
     console.print(claims_table(findings))
 
 
 def _between(interval: Interval) -> str:
-    return f"between {below(interval.low)} and {above(interval.high)}"
+    return f"between {below(interval.low)} and {above(interval.high)} (two-sided)"
 
 
-def _percent(confidence: float) -> str:
-    """99.9 % is not rounded to 100 %."""
-    return f"{100 * confidence:.6g} %"
+def percent(confidence: float) -> str:
+    """As many digits as there are nines, and one more: 99.9 % is never called 100 %."""
+    digits = max(2, 1 - math.floor(math.log10(1 - confidence)))
+    return f"{_rounded(100 * confidence, ROUND_FLOOR, digits=digits + 1)} %"
 
 
 def _effort(estimate: Estimate) -> str:
     if estimate.estimator.startswith("one_run"):
         return f"{estimate.trials:,} canaries in one run, {estimate.estimator} estimator"
-    return f"{estimate.trials:,} trials in each world, {estimate.estimator} estimator"
+    twice = "; made twice, the smaller bound" if estimate.attacks > 1 else ""
+    return f"{estimate.trials:,} trials in each world, {estimate.estimator} estimator{twice}"
 
 
 def claims_table(findings: Sequence[Finding]) -> Table:
@@ -106,7 +117,7 @@ def claims_table(findings: Sequence[Finding]) -> Table:
         table.add_column("scenario", overflow="fold")
     table.add_column("claimed by", overflow="fold")
     table.add_column("proved", no_wrap=True)
-    for name in ("claimed", "shown", "ratio"):
+    for name in ("claimed", "shown", "tightness"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     before = ""

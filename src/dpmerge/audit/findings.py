@@ -47,6 +47,7 @@ class Estimate:
     estimator: Estimator
     trials: int  # in each world
     confidence: float
+    attacks: int = 1  # two where an alarm was confirmed, and the smaller bound is this one
     mu: Interval | None = None  # where the release is Gaussian
     roc: Roc | None = None
 
@@ -81,7 +82,7 @@ class Finding:
         if value is None or math.isinf(value):
             return None
         if value == 0:
-            return math.inf if self.estimate.bound > 0 else 1.0
+            return math.inf if self.estimate.bound > 0 else None
         return self.estimate.bound / value
 
     @property
@@ -104,17 +105,18 @@ class Finding:
             "proved": claim.proved,
             "quantity": estimate.quantity,
             "given": estimate.given,
-            "certified": value,
+            "claimed": value,
             "lower_bound": estimate.bound,
             "tightness": ratio if ratio is None or math.isfinite(ratio) else None,
             "verdict": self.verdict,
             "estimator": estimate.estimator,
             "trials": estimate.trials,
             "confidence": estimate.confidence,
+            "attacks": estimate.attacks,
             "mu": None
             if estimate.mu is None
             else {
-                "certified": claim.mu,
+                "claimed": claim.mu,
                 "estimate": estimate.mu.estimate,
                 "low": estimate.mu.low,
                 "high": estimate.mu.high,

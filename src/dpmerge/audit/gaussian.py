@@ -24,6 +24,9 @@ from dpmerge.audit.findings import Interval
 from dpmerge.errors import InvalidInput
 
 _NODES, _NODE_WEIGHTS = np.polynomial.legendre.leggauss(20)
+_FAR = 1e4
+"""A distance beyond which limits are those of this one: lower ones stay true, and ε = 5·10⁷ is no privacy anyway."""
+
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 
 
@@ -34,7 +37,8 @@ def mu_interval(absent: npt.ArrayLike, present: npt.ArrayLike, confidence: float
     """
     error = (1 - checked_confidence(confidence)) / 2
     distance, scale, freedom = _standing(absent, present)
-    low, high = (scale * noncentrality(distance / scale, freedom, tail) for tail in (error, 1 - error))
+    low = scale * noncentrality(min(distance, _FAR) / scale, freedom, error)
+    high = scale * noncentrality(distance / scale, freedom, 1 - error) if distance <= _FAR else math.inf
     return Interval(estimate=max(0.0, distance), low=max(0.0, low), high=max(0.0, high))
 
 
@@ -42,7 +46,7 @@ def mu_lower(absent: npt.ArrayLike, present: npt.ArrayLike, confidence: float) -
     """A number that is at most μ with at least `confidence`, and at least 0."""
     error = 1 - checked_confidence(confidence)
     distance, scale, freedom = _standing(absent, present)
-    return max(0.0, scale * noncentrality(distance / scale, freedom, error))
+    return max(0.0, scale * noncentrality(min(distance, _FAR) / scale, freedom, error))
 
 
 def noncentrality(observed: float, freedom: int, tail: float) -> float:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dpmerge.audit.finding_table import SYMBOLS, above, below, ratio
+from dpmerge.audit.finding_table import SYMBOLS, above, below, percent, ratio
 from dpmerge.errors import InvalidInput
 
 BEGIN, END = "<!-- computed: make audit -->", "<!-- end of what is computed -->"
@@ -30,7 +30,7 @@ def table(results: Mapping[str, Any]) -> str:
         "",
         f"{len(played)} scenarios, {len(found)} claims: {len(violated)} violated, {len(tight)} tight, "
         f"{len(found) - len(violated) - len(tight)} consistent. All lower bounds together hold with "
-        f"{100 * results['confidence']:g} % confidence: each alone with {100 * results['each']:.2f} %. "
+        f"{percent(results['confidence'])} confidence: each alone with {percent(results['each'])}. "
         f"Seed {results['seed']}; {sum(s['seconds'] for s in played):.0f} s in all.",
         "",
         "| scenario | claimed by | proved here | claimed | shown | tightness | verdict |",
@@ -44,10 +44,12 @@ def table(results: Mapping[str, Any]) -> str:
             lines.append(f"| {' '.join(filter(None, (link, which)))} | {_row(finding)} |")
     lines += ["", "### The scenarios", ""]
     for scenario in played:
-        first = scenario["findings"][0]
-        how = (
-            f"{first['trials']:,} trials, {first['estimator'].replace('_', ' ')} estimator, {scenario['seconds']:.1f} s"
+        ways = dict.fromkeys(
+            f"{found['trials']:,} {'canaries' if found['estimator'].startswith('one_run') else 'trials'}, "
+            f"{found['estimator'].replace('_', ' ')}"
+            for found in scenario["findings"]
         )
+        how = f"{'; '.join(ways)}; {scenario['seconds']:.1f} s"
         note = f" {scenario['note']}" if scenario["note"] else ""
         lines += [f'<a id="{scenario["name"]}"></a>**{scenario["name"]}**: {scenario["words"]}{note} ({how})', ""]
     return "\n".join([*lines, END])
@@ -59,7 +61,7 @@ def _row(finding: Mapping[str, Any]) -> str:
     cells = [
         finding["claimed_by"].replace("_", " "),
         "yes" if finding["proved"] else "no",
-        "no number" if finding["certified"] is None else f"{symbol} = {above(finding['certified'])}",
+        "no number" if finding["claimed"] is None else f"{symbol} = {above(finding['claimed'])}",
         f"{symbol} ≥ {below(finding['lower_bound'])}",
         ratio(finding["tightness"]),
         f"**{verdict}**" if verdict == "violated" else verdict,

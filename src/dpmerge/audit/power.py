@@ -12,23 +12,24 @@ a plan, fewer than 8 trials, and a wish that 10⁹ trials do not meet.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.special import bdtr, bdtrc, ndtr
+from scipy.special import bdtr, bdtrc, ndtr, ndtri
 from scipy.stats import binom
 
 from dpmerge.audit.attacks import Array
 from dpmerge.audit.counting import checked_confidence, clopper_pearson, epsilon_from_rates
 from dpmerge.audit.findings import TIGHT, Estimator
-from dpmerge.audit.gaussian import gaussian_epsilon, noncentrality, t_tail
+from dpmerge.audit.gaussian import gaussian_delta, gaussian_epsilon, mixture_epsilon, noncentrality, t_tail
 from dpmerge.errors import InvalidInput
 
 MOST_TRIALS = 10**9
 FEWEST_TRIALS = 8
 _PILOT_ALLOWANCE = 1.5
 _GROUPS = 256
+_DRAWS = 4000
 
 _Chance = Callable[[int], float]
 """Trials in each world → the probability that the bound is as large as wanted."""
@@ -53,16 +54,57 @@ def trials_needed(
         raise InvalidInput(
             "power",
             power,
-            "what some number of trials up to 10⁹ reaches; with a smaller tightness, or by gaussian scores, it may be",
+            "what some number of trials up to 10⁹ reaches",
             found=f"{power:g}, but no 10⁹ trials suffice to show {tightness:g} of ε = {truth:.4g} by {estimator}",
         )
+    return math.ceil(_fewest(chance, power, most) * allowance)
+
+
+def selection_trials_needed(
+    *,
+    mus: Sequence[float],
+    probabilities: Sequence[float],
+    delta: float,
+    confidence: float,
+    power: float,
+    tightness: float = TIGHT,
+) -> int:
+    """The same for a release drawn in sight: candidate i has π_i of the trials, and all limits share the error.
+
+    Limits are taken as normal, which for planning they are; how often a draw of all of them shows enough is counted on
+    4,000 draws.
+    """
+    checked_confidence(confidence)
+    for name, value in (("power", power), ("tightness", tightness)):
+        if not 0 < value < 1:
+            raise InvalidInput(name, value, "a number strictly between 0 and 1")
+    truth, chances = mixture_epsilon(mus, probabilities, delta), np.asarray(probabilities, dtype=float)
+    if truth == 0:
+        raise InvalidInput("mus", list(mus), f"an ε above 0 at δ = {delta:g}: there is nothing to show")
+    distances, wanted = np.asarray(mus, dtype=float), tightness * truth
+    tail = float(ndtri(1 - (1 - confidence) / len(distances)))
+    noise = np.random.default_rng(0).standard_normal((_DRAWS, len(distances))) - tail
+
+    def chance(trials: int) -> float:
+        scale = np.sqrt((2 + distances**2 / 4) / (chances * trials))
+        lows = np.maximum(0.0, distances + scale * noise)
+        return float(np.mean(gaussian_delta(lows, wanted) @ chances >= delta))
+
+    if chance(MOST_TRIALS) < power:
+        found = f"{power:g}, but no 10⁹ trials suffice to show {tightness:g} of ε = {truth:.4g}"
+        raise InvalidInput("power", power, "what some number of trials up to 10⁹ reaches", found=found)
+    return _fewest(chance, power, MOST_TRIALS)
+
+
+def _fewest(chance: _Chance, power: float, most: int) -> int:
+    """About the fewest trials with so much power, where the most have it."""
     low, high = FEWEST_TRIALS - 1, FEWEST_TRIALS
     while chance(high) < power:
         low, high = high, min(2 * high, most)
     while high - low > max(1, high // 1000):
         middle = (low + high) // 2
         low, high = (low, middle) if chance(middle) >= power else (middle, high)
-    return math.ceil(high * allowance)
+    return high
 
 
 def detectable(*, mu: float, delta: float, confidence: float, trials: int, estimator: Estimator) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from scipy.optimize import brentq
@@ -20,11 +21,20 @@ from dpmerge.audit.findings import Claim, Estimate, Estimator, Finding
 from dpmerge.audit.gaussian import gaussian_epsilon
 from dpmerge.audit.gradients import exposed
 from dpmerge.audit.outputs import Part
-from dpmerge.audit.power import trials_needed
+from dpmerge.audit.power import selection_trials_needed, trials_needed
 from dpmerge.audit.records import schedules_of
 from dpmerge.audit.schedules import Schedule
 from dpmerge.audit.stretches import even, worst
-from dpmerge.audit.views import everything, merged, require_full_batch, revealed, selected, together, trained
+from dpmerge.audit.views import (
+    everything,
+    merged,
+    require_full_batch,
+    revealed,
+    selected,
+    together,
+    trained,
+    trained_output,
+)
 from dpmerge.errors import InvalidInput
 from dpmerge.planning.terms import CandidateTerms, Terms
 
@@ -32,20 +42,27 @@ MOST_DRAWS = 2 * 10**10
 """Random numbers in each world of one audit: a quarter of an hour on one core."""
 
 
-def audit_release(terms: Terms, *, delta: float, trials: int, confidence: float, seed: int) -> Finding:
-    """What is certified of a release at δ, beside what attacking it has shown."""
+def audit_release(
+    terms: Terms, *, delta: float, trials: int, confidence: float, seed: int, stated: float | None = None
+) -> Finding:
+    """What is certified of a release at δ, beside what attacking it has shown.
+
+    `stated` is the ε that a certificate states; by default what follows from the terms.
+    """
     attack = release_attack(terms)
     if trials * attack.draws > MOST_DRAWS:
         most = int(MOST_DRAWS // attack.draws)
         accepted = f"at most {most}: a trial of this release takes {attack.draws:.0f} random numbers"
         raise InvalidInput("trials", trials, accepted)
-    names = dict.fromkeys(candidate.theorem for candidate in terms.candidates)
+    theorem = terms.candidates[0].theorem if len(terms.candidates) == 1 else "random_selection"
+    computed = terms.epsilon(delta)
+    follows = stated is None or math.isclose(stated, computed, rel_tol=1e-5)
     claim = Claim(
-        by=next(iter(names)) if len(terms.candidates) == 1 else "random_selection",
-        value=terms.epsilon(delta),
-        proved=terms.proved,
-        mu=terms.mu,
-        deltas=terms.delta,
+        by=theorem if terms.charged else f"{theorem}, not counting how it was chosen",
+        value=computed if stated is None else stated,
+        proved=terms.proved and terms.charged and (follows or computed <= (stated or 0.0)),
+        mu=terms.mu if follows else None,
+        deltas=terms.delta if follows else None,
     )
 
     def attacked(own: int) -> Estimate:
@@ -63,6 +80,13 @@ def release_trials(terms: Terms, *, delta: float, confidence: float, power: floa
 
     For what is not Gaussian it is as many as for a Gaussian release of the same ε at δ.
     """
+    attack = release_attack(terms)
+    mus = [bound.mu for bound in terms.bounds]
+    if attack.gaussian and len(mus) > 1 and None not in mus and terms.accounting == "pld":
+        each = [mu for mu in mus if mu is not None]
+        return selection_trials_needed(
+            mus=each, probabilities=terms.probabilities, delta=delta, confidence=confidence, power=power
+        )
     epsilon = terms.epsilon(delta)
     if not 0 < epsilon < math.inf:
         raise InvalidInput("power", power, "a release with a finite ε above 0", found=f"ε = {epsilon:g}")
@@ -70,7 +94,7 @@ def release_trials(terms: Terms, *, delta: float, confidence: float, power: floa
     while gaussian_epsilon(most, delta) < epsilon:
         most *= 2
     mu = float(brentq(lambda m: gaussian_epsilon(m, delta) - epsilon, 0.0, most, xtol=1e-12 * most))
-    estimator: Estimator = "gaussian" if release_attack(terms).gaussian else "counting"
+    estimator: Estimator = "gaussian" if attack.gaussian else "counting"
     return trials_needed(mu=mu, delta=delta, confidence=confidence, power=power, estimator=estimator)
 
 
@@ -95,22 +119,52 @@ def _candidate_attack(terms: Terms, candidate: CandidateTerms, runs: Mapping[str
         return revealed(parts, noise)
     if candidate.theorem == "hidden_state":
         return _stretched(parts, noise)
-    if is_one_step(parts) or any(run.aggregate for run, _, _ in parts):
+    if is_one_step(parts) or all(run.aggregate for run, _, _ in parts):
         return _with_ancestors(parts, trained(parts, noise))
     if _share_a_map(terms, candidate, parts):
         return _with_ancestors(parts, merged(parts, noise, stretches=[even(parts)] * len(parts)))
     if all(run.stretches is not None and run.parent is None for run, _, _ in parts):
-        return _stretched(parts, noise)
-    # Each example is clipped by itself, and nothing that is recorded keeps the others from telling what the hidden
-    # models were.
-    return revealed(parts, noise)
+        for run, _, _ in parts:
+            require_full_batch(run)
+        # hidden_state asks no more than that no factor is above the stated one; here the loss has the slopes it has.
+        factors = [run.stretches for run, _, _ in parts if run.stretches is not None]
+        return merged(parts, noise, stretches=factors)
+    return _told(parts, noise)
 
 
 def _stretched(parts: Sequence[Part], noise: float) -> Attack:
-    """Not only by the stated factors themselves: where less stretching tells more, a loss may stretch less."""
+    """By any factors up to the stated ones: the theorem is about every update that is so Lipschitz."""
     for run, _, _ in parts:
         require_full_batch(run)
     return merged(parts, noise, stretches=worst(parts, noise))
+
+
+def _told(parts: Sequence[Part], noise: float) -> Attack:
+    """Other records tell what the hidden models were, of the runs whose examples are clipped one by one.
+
+    Nothing that is recorded keeps them from it. Of a run whose total is clipped they can tell nothing: there the record
+    does nothing either, and its noise hides what the others' last steps show.
+    """
+    told = [_acting(part) for part in parts if not part[0].aggregate]
+    hidden = [trained_output([part], 0.0).variance for part in parts if part[0].aggregate]
+    return revealed(told, math.sqrt(math.fsum([noise**2, *hidden])))
+
+
+def _acting(part: Part) -> Part:
+    """Without the steps of rate zero: their gradients are in no model. (Momentum would carry them on.)"""
+    run, step, weight = part
+    acting = np.flatnonzero(run.rates[:step])
+    if run.momentum > 0 or len(acting) in (0, step):
+        return part
+    kept = replace(
+        run,
+        rates=run.rates[acting],
+        clip_norms=run.clip_norms[acting],
+        noise_multipliers=run.noise_multipliers[acting],
+        sampling_rates=run.sampling_rates[acting],
+        stretches=None,
+    )
+    return kept, len(acting), weight
 
 
 def is_one_step(parts: Sequence[Part]) -> bool:

@@ -147,8 +147,11 @@ def _tail(descending: Array, cuts: Array) -> Array:
     ranks = np.arange(1, few + 1)
     weight = ranks / ranks.sum()
     depth = -ndtri((ranks - 0.5) / count)
-    centre, mean_depth = weight @ largest, weight @ depth
-    slope = (weight @ ((largest - centre) * (depth - mean_depth))) / (weight @ (largest - centre) ** 2)
+    with np.errstate(all="ignore"):  # of scores so large or small that squares leave the range, none is fitted
+        centre, mean_depth = weight @ largest, weight @ depth
+        slope = (weight @ ((largest - centre) * (depth - mean_depth))) / (weight @ (largest - centre) ** 2)
+        if not np.isfinite([slope, centre]).all():
+            return np.asarray(counted / count)
     return np.where(counted < few, ndtr(-mean_depth - slope * (cuts - centre)), counted / count)
 
 

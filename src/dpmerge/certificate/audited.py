@@ -24,8 +24,10 @@ class Audited(Stated):
 
     lower_bound: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(description="a finite number ≥ 0")
     estimator: Literal["gaussian", "counting"] = Field(description='"gaussian" or "counting"')
-    trials: Annotated[int, Field(ge=1)] = Field(description="an integer ≥ 1: simulated releases with the record")
-    confidence: Annotated[float, Field(gt=0, lt=1)] = Field(description="a number in (0, 1)")
+    trials: Annotated[int, Field(ge=100, le=10**9)] = Field(
+        description="an integer from 100 to 10⁹: simulated releases with the record, and as many without"
+    )
+    confidence: Annotated[float, Field(ge=0.5, lt=1)] = Field(description="a number in [0.5, 1)")
     seed: Annotated[int, Field(ge=0)] = Field(description="an integer ≥ 0: of the simulation, not of any model")
 
     def judged(self, epsilon: float) -> dict[str, Any]:

@@ -134,7 +134,7 @@ def _audit(content: Mapping[str, Any]) -> list[str]:
         "## Attacked",
         "",
         f"An attack on {audit['trials']:,} simulated releases with one record and as many without it shows "
-        f"ε ≥ {audit['lowerBound']} at the certificate's δ ({audit['confidence']:.4g} confidence, "
+        f"ε ≥ {audit['lowerBound']} at the certificate's δ (confidence {audit['confidence']!r}, "
         f"{audit['estimator']} estimator, seed {audit['seed']}): {found['verdict']}, {found['tightness']} of what is "
         "certified. It is the release as stated above that was simulated, with the worst records; the model itself "
         "was not attacked.",

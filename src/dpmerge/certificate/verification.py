@@ -51,6 +51,9 @@ def verify(
     checks += [Check("schema", True), _figures(certificate, declared)]
     if checks[-1].passed:
         checks.append(_card(path, certificate))
+    if declared.audit is not None:
+        words = f"ε ≥ {declared.audit.lower_bound} is stated, and was not repeated; `dpmerge audit` repeats it"
+        checks.append(Check("audit", None, (words,)))
     if portfolio is not None:
         checks += provenance(declared, _loaded(portfolio, declared))
     return Verification(path, tuple(checks), declared, certificate.content, certificate.files)

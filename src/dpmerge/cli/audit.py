@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,7 +22,12 @@ if TYPE_CHECKING:
     from dpmerge.planning.planned import Planned
     from dpmerge.planning.terms import Terms
 
-TRIALS = 100_000
+TRIALS, FEWEST, MOST = 100_000, 100, 50_000_000
+"""By default, and within: each trial is a few numbers in memory, and the most take some gigabytes."""
+
+PATIENCE, SPEED = 10.0, 5e7
+"""Seconds after which it is said beforehand how long an audit takes, by about so many random numbers a second."""
+
 SCHEMA = "dpmerge/audit/v1"
 
 
@@ -34,7 +40,10 @@ def audit(
         Path | None, typer.Option(help="The portfolio of a plan; a certificate says itself what it was made of.")
     ] = None,
     scenario: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Attack a built-in scenario; `list` lists them, `all` plays all.")
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="Attack a built-in scenario, or several; `list` lists them, `all` plays all."
+        ),
     ] = None,
     trials: Annotated[
         int | None,
@@ -66,18 +75,20 @@ def audit(
     **violated**: the lower bound is above what is certified. **tight**: it reaches 90 % of it. **consistent**: neither.
     An alarm is confirmed on fresh trials before it is reported.
 
-    Exit codes: 0 nothing is violated (of scenarios: nothing but what theory says is), 1 something is, 2 could not run.
+    A plan is priced again from the portfolio; of a certificate what it states is attacked.
+
+    Exit codes: 0 nothing is violated (of scenarios: exactly what theory says is), 1 otherwise, 2 could not run.
 
     Example: `dpmerge audit merged`, `dpmerge audit plan.json --portfolio examples/mnist`,
     `dpmerge audit --scenario contraction`
     """
     with one_line_errors():
-        if (subject is None) == (scenario is None):
+        if (subject is None) == (not scenario):
             found = "neither" if subject is None else "both"
             raise InvalidInput("audit", None, "a plan or a release, or --scenario NAME", found=found)
-        _require_sensible(trials, confidence, seed)
-        require_writable("picture", picture)
-        if scenario is not None:
+        _require_sensible(trials, confidence, seed, data)
+        _require_picture(picture)
+        if scenario:
             _refuse_beside_scenario(portfolio, power)
             right = _scenarios(scenario, trials, confidence, seed, picture, data, as_json)
         else:
@@ -87,19 +98,31 @@ def audit(
         raise typer.Exit(1)
 
 
-def _require_sensible(trials: int | None, confidence: float, seed: int) -> None:
-    if trials is not None and trials < 100:
-        raise InvalidInput("trials", trials, "an integer ≥ 100")
+def _require_sensible(trials: int | None, confidence: float, seed: int, data: Path | None) -> None:
+    if trials is not None and not FEWEST <= trials <= MOST:
+        raise InvalidInput("trials", trials, f"an integer from {FEWEST} to {MOST}")
     if not 0.5 <= confidence < 1:
         raise InvalidInput("confidence", confidence, "a number in [0.5, 1)")
     if not 0 <= seed < 2**32:
         raise InvalidInput("seed", seed, "an integer from 0 to 4294967295")
+    if data is not None and not data.is_dir():
+        raise InvalidInput("data", str(data), "a folder that exists")
+
+
+def _require_picture(picture: Path | None) -> None:
+    """Noticed before the audit, not after it."""
+    if picture is None:
+        return
+    from dpmerge.report.trade_off import require_png
+
+    require_png(picture)
+    require_writable("picture", picture)
 
 
 def _refuse_beside_scenario(portfolio: Path | None, power: float | None) -> None:
     for name, value in (("portfolio", portfolio), ("power", power)):
         if value is not None:
-            raise InvalidInput(name, value, "nothing beside --scenario, which brings its own runs and trials")
+            raise InvalidInput(name, str(value), "nothing beside --scenario, which brings its own runs and trials")
 
 
 def _release(
@@ -114,12 +137,16 @@ def _release(
 ) -> bool:
     """Whether the attack leaves a plan or a release standing."""
     from dpmerge.audit.releases import audit_release
+    from dpmerge.audit.subjects import read_subject
 
-    terms, delta, stated = _terms(subject, portfolio)
+    about = read_subject(subject, portfolio)
+    terms, delta = about.terms, about.delta
+    if about.note:
+        typer.echo(f"note: {about.note}", err=True)
     number = _trials(terms, delta, trials, power, confidence)
-    finding = audit_release(terms, delta=delta, trials=number, confidence=confidence, seed=seed)
-    claim = finding.claim if stated is None else replace(finding.claim, value=stated)
-    finding = replace(finding, subject=str(subject), claim=claim)
+    _note_time(terms, number)
+    finding = audit_release(terms, delta=delta, trials=number, confidence=confidence, seed=seed, stated=about.stated)
+    finding = replace(finding, subject=str(subject))
     _draw([finding], picture)
     if as_json:
         print_json({"schema": SCHEMA, "seed": seed, **finding.document()})
@@ -134,31 +161,6 @@ def _release(
     return finding.verdict != "violated"
 
 
-def _terms(subject: Path, portfolio: Path | None) -> tuple[Terms, float, float | None]:
-    """What is released at which δ, and the ε that a certificate states."""
-    from dpmerge.certificate.envelope import CERTIFICATE_NAME
-
-    if subject.is_dir() or subject.name == CERTIFICATE_NAME:
-        from dpmerge.certificate.envelope import read_certificate
-        from dpmerge.certificate.verification import declared_in
-        from dpmerge.documents import read_bytes
-
-        if portfolio is not None:
-            raise InvalidInput("portfolio", str(portfolio), "nothing: a certificate says itself what it was made of")
-        file = subject / CERTIFICATE_NAME if subject.is_dir() else subject
-        certificate = read_certificate(read_bytes(file, accepted="a certificate, as `dpmerge merge` writes it"))
-        declared = declared_in(certificate)
-        return declared.terms, declared.target.delta, float(certificate.content["guarantee"]["epsilon"])
-    from dpmerge.planning.planned import read_planned
-    from dpmerge.portfolio.portfolio import Portfolio
-
-    if portfolio is None:
-        accepted = "--portfolio DIR: a plan names runs, and does not say how they were trained"
-        raise InvalidInput("portfolio", None, accepted, found="nothing")
-    planned = read_planned(subject, Portfolio.load(portfolio, contents=False))
-    return planned.terms, planned.target.delta, None
-
-
 def _trials(terms: Terms, delta: float, trials: int | None, power: float | None, confidence: float) -> int:
     if power is None:
         return TRIALS if trials is None else trials
@@ -166,7 +168,20 @@ def _trials(terms: Terms, delta: float, trials: int | None, power: float | None,
         raise InvalidInput("power", power, "nothing beside --trials, which says how many")
     from dpmerge.audit.releases import release_trials
 
-    return release_trials(terms, delta=delta, confidence=confidence, power=power)
+    needed = release_trials(terms, delta=delta, confidence=confidence, power=power)
+    if needed > MOST:
+        found = f"{power:g}, for which {needed:,} trials in each world would be needed"
+        raise InvalidInput("power", power, f"what {MOST:,} trials reach", found=found)
+    return max(needed, FEWEST)
+
+
+def _note_time(terms: Terms, trials: int) -> None:
+    from dpmerge.audit.releases import work
+
+    seconds = 2.5 * trials * work(terms) / SPEED
+    if seconds > PATIENCE:
+        length = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+        typer.echo(f"note: {trials:,} trials in each world, about {length}", err=True)
 
 
 def audited(planned: Planned) -> Audited:
@@ -179,9 +194,11 @@ def audited(planned: Planned) -> Audited:
     finding = audit_release(planned.terms, delta=delta, trials=TRIALS, confidence=confidence, seed=seed)
     shown = finding.estimate
     if finding.verdict == "violated":
+        from dpmerge.audit.finding_table import above, below
+
         raise NoGuarantee(
-            f"an attack on the simulated release shows ε ≥ {shown.bound:.4g} at δ = {delta:g}, and "
-            f"{finding.claim.value:.4g} is claimed by {finding.claim.by}; nothing was charged or written"
+            f"an attack on the simulated release shows ε ≥ {below(shown.bound)} at δ = {delta:g}, and "
+            f"{above(finding.claim.value)} is claimed by {finding.claim.by}; nothing was charged or written"
         )
     return Audited(
         lower_bound=down(shown.bound),
@@ -193,7 +210,7 @@ def audited(planned: Planned) -> Audited:
 
 
 def _scenarios(
-    name: str,
+    asked: Sequence[str],
     trials: int | None,
     confidence: float,
     seed: int,
@@ -203,20 +220,22 @@ def _scenarios(
 ) -> bool:
     """Whether everything came out as theory says."""
     from dpmerge.audit.catalogue import scenarios, simultaneous
+    from dpmerge.evaluation.progress import shown
     from dpmerge.experiments.canary_names import CANARIES
 
     words = {**{scenario.name: scenario.words for scenario in scenarios().values()}, **CANARIES}
-    if name == "list":
+    for name in asked:
+        if name not in (*words, "list", "all"):
+            near = get_close_matches(name, words, 1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise InvalidInput("scenario", name, f"{hint}list, all, or one of {', '.join(words)}")
+    names = list(words) if "all" in asked else list(dict.fromkeys(asked))
+    if picture is not None and (len(names) > 1 or names == ["list"]):
+        raise InvalidInput("picture", str(picture), "one scenario, for there is one picture of each")
+    if "list" in asked:
         _print_list(words, as_json)
         return True
-    if name != "all" and name not in words:
-        raise InvalidInput("scenario", name, f"list, all, or one of {', '.join(words)}")
-    if name == "all" and picture is not None:
-        raise InvalidInput("picture", str(picture), "one scenario, for there is one picture of each")
-    names = list(words) if name == "all" else [name]
     each = simultaneous(confidence, len(names))
-    from dpmerge.evaluation.progress import shown
-
     played: list[Played] = []
     with shown(None, "scenarios") as progress:
         for place, one in enumerate(names):
@@ -275,9 +294,17 @@ def _print_played(played: Sequence[Played]) -> None:
             console.print(Text(one.note))
     else:
         console.print(claims_table([finding for one in played for finding in one.findings]))
-    if wrong := [one.name for one in played if not one.as_theory_says]:
-        words = "; another seed or a higher confidence tells a false alarm from a real one"
-        console.print(Text(f"NOT as theory says: {', '.join(wrong)}{words}.", style="bold red"))
+    findings = [finding for one in played for finding in one.findings]
+    if false := [f.subject for f in findings if f.verdict == "violated" and not f.claim.false_here]:
+        words = "another seed or a higher confidence tells a false alarm from a real one"
+        console.print(Text(f"VIOLATED, though theory says it holds: {_listed(false)}; {words}.", style="bold red"))
+    if missed := [f.subject for f in findings if f.verdict != "violated" and f.claim.false_here]:
+        words = f"Not shown, though theory says it is violated: {_listed(missed)}; more trials may show it."
+        console.print(Text(words, style="yellow"))
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(dict.fromkeys(names))
 
 
 def _draw(findings: Sequence[Finding], picture: Path | None) -> None:

@@ -132,6 +132,8 @@ def merge(
                 jobs=jobs,
                 progress=progress,
             )
+        if audit and made.already:
+            typer.echo("note: not audited again; it is what was released before", err=True)
         if as_json:
             print_json(made.document())
             return

@@ -79,6 +79,7 @@ class Release:
             "outcomes": content["outcomes"],
             "drawn": content.get("drawn"),
             "audit": content.get("audit"),
+            "auditFinding": content.get("auditFinding"),
             "ledger": content["ledger"],
             "caveats": content["caveats"],
         }

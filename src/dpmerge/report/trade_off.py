@@ -32,7 +32,7 @@ def allowed_rates(deltas: Callable[[float], float], epsilons: Sequence[float], f
     """
     most = np.ones_like(false)
     for epsilon in epsilons:
-        delta, grown = deltas(epsilon), np.exp(epsilon)
+        delta, grown = deltas(epsilon), np.exp(min(epsilon, 700.0))
         most = np.minimum(most, np.minimum(grown * false + delta, 1 - (1 - false - delta) / grown))
     return np.asarray(np.clip(most, 0.0, 1.0))
 
@@ -81,16 +81,21 @@ def roc_plot(findings: Sequence[Finding], name: str) -> Plot:
         up="true alarms: it is",
         series=tuple(series),
         log_x=True,
+        log_y=True,
         note=f"{findings[0].subject}: {estimate.trials:,} simulated releases with the record, as many without",
     )
 
 
 def write_roc(findings: Sequence[Finding], file: Path) -> Path:
     """The plot as a picture."""
-    if file.suffix != ".png":
-        raise InvalidInput("picture", str(file), "the name of a file that ends in .png")
+    require_png(file)
     (written,) = write_plot_pictures([roc_plot(findings, file.stem)], file.parent)
     return written
+
+
+def require_png(file: Path) -> None:
+    if file.suffix != ".png":
+        raise InvalidInput("picture", str(file), "the name of a file that ends in .png")
 
 
 def roc_rows(finding: Finding) -> Iterator[str]:
@@ -102,19 +107,23 @@ def roc_rows(finding: Finding) -> Iterator[str]:
     false = np.asarray(across.ticks(COLUMNS))
     shown = np.interp(np.log(false), np.log(roc.false[roc.false > 0]), roc.true[roc.false > 0])
     line = claimed_rates(finding, false)
+    seen = np.concatenate([shown] if line is None else [shown, line])
+    up = Axis(float(seen[seen > 0].min(initial=1.0)) / 1.05, 1.0, log=True)
     cells = [[" "] * COLUMNS for _ in range(ROWS)]
     for values, mark in ((line, LIMIT), (shown, ATTACK)):
-        for column, value in enumerate(() if values is None else values):
-            row = round((1 - float(value)) * (ROWS - 1))
-            cells[row][column] = BOTH if mark == ATTACK and cells[row][column] == LIMIT else mark
-    names = {0: "1", (ROWS - 1) // 2: "0.5", ROWS - 1: "0"}
+        for column, value in enumerate(() if values is None else values.tolist()):
+            if value > 0:
+                row = round((1 - up.place(value)) * (ROWS - 1))
+                cells[row][column] = BOTH if mark == ATTACK and cells[row][column] == LIMIT else mark
+    names = {round((1 - up.place(tick)) * (ROWS - 1)): f"{tick:.4g}" for tick in up.round_ticks()}
     for row, cell in enumerate(cells):
-        yield f"{names.get(row, ''):>5} {'┤' if row in names else '│'}{''.join(cell)}".rstrip()
+        yield f"{names.get(row, ''):>6} {'┤' if row in names else '│'}{''.join(cell)}".rstrip()
     base, ticks = across.drawn(COLUMNS)
-    yield f"{'':>5} └{base}"
-    yield f"{'':>5}  {ticks}".rstrip()
-    words = "" if line is None else f", {LIMIT} the most that {_called(finding.claim)} allows"
-    yield f"{'':>5}  {ATTACK} true alarms against false ones{words}"
+    yield f"{'':>6} └{base}"
+    yield f"{'':>6}  {ticks}".rstrip()
+    yield f"{'':>6}  {'false alarms: the record is not there':^{COLUMNS}}".rstrip()
+    words = "" if line is None else f"   {LIMIT} the most that {_called(finding.claim)} allows"
+    yield f"{'':>6}  {ATTACK} true alarms{words}"
 
 
 def _called(claim: Claim) -> str:
