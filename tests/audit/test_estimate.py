@@ -261,3 +261,11 @@ def test_limits_of_twenty_indices_share_the_error() -> None:
     worlds = [play(np.random.default_rng([3, 0, 2 + there]), 4000, bool(there)).scores for there in (0, 1)]
     lows = [mu_lower(worlds[0][i::20], worlds[1][i::20], 1 - 0.5 / 20) for i in range(20)]
     assert found.bound == pytest.approx(mixture_epsilon(lows, attack.probabilities, 1e-5), rel=1e-9)
+
+
+def test_an_index_that_is_none_of_the_attacks_is_refused() -> None:
+    def play(rng: np.random.Generator, trials: int, present: bool) -> Draws:
+        return Draws(rng.normal(size=trials), np.full(trials, 2))
+
+    with pytest.raises(InvalidInput, match="index: got from 2 to 2; accepted: from 0 to 1"):
+        estimate_epsilon(Attack(play=play, gaussian=True, probabilities=(0.5, 0.5)), delta=1e-5, **TERMS)

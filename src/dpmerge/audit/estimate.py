@@ -133,6 +133,10 @@ def _distances(attack: Attack, absent: Draws, present: Draws, confidence: float)
         return [low], mu_interval(absent.scores, present.scores, confidence)
     if absent.index is None or present.index is None:
         raise InvalidInput("index", None, f"one a trial, for an attack with {len(chances)} of them")
+    for index in (absent.index, present.index):
+        if index.min() < 0 or index.max() >= len(chances):
+            found = f"from {index.min()} to {index.max()}"
+            raise InvalidInput("index", None, f"from 0 to {len(chances) - 1}, one for each probability", found=found)
     each = 1 - (1 - confidence) / sum(chance > 0 for chance in chances)
     lows = []
     for i in range(len(chances)):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from dpmerge.audit.finding_table import SYMBOLS, above
 from dpmerge.audit.findings import Claim, Finding
 from dpmerge.errors import InvalidInput
 from dpmerge.privacy.domain import Array
@@ -62,7 +63,7 @@ def roc_plot(findings: Sequence[Finding], name: str) -> Plot:
         if line is not None:
             series.append(
                 Series(
-                    name=f"most that is allowed: {_called(finding.claim)} ({finding.verdict})",
+                    name=f"the most that {_called(finding.claim)} allows, {_figure(finding)} ({finding.verdict})",
                     x=false,
                     y=line,
                     colour=_COLOURS[place % len(_COLOURS)],
@@ -124,6 +125,10 @@ def roc_rows(finding: Finding) -> Iterator[str]:
     yield f"{'':>6}  {'false alarms: the record is not there':^{COLUMNS}}".rstrip()
     words = "" if line is None else f"   {LIMIT} the most that {_called(finding.claim)} allows"
     yield f"{'':>6}  {ATTACK} true alarms{words}"
+
+
+def _figure(finding: Finding) -> str:
+    return f"{SYMBOLS[finding.estimate.quantity]} = {above(finding.claim.value)}"
 
 
 def _called(claim: Claim) -> str:
