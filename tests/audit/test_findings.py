@@ -180,6 +180,32 @@ class TestPage:
                 assert (found["verdict"] == "violated") == found["false_here"], scenario["name"]
                 assert not (found["proved"] and found["verdict"] == "violated"), scenario["name"]
 
+    def test_the_committed_results_are_tight_where_theory_is_exact(self) -> None:
+        results = json.loads((DOCS / "audit" / "scenarios.json").read_text())
+        found = {(s["name"], f["claimed_by"]): f for s in results["scenarios"] for f in s["findings"]}
+        for scenario, claim in (
+            ("single_full_batch", "run"),
+            ("selection_visible", "random_selection"),
+            ("one_step", "merged_trajectory"),
+            ("one_step", "last_step"),
+            ("linear_losses", "hidden_state"),
+            ("linear_losses_noisier", "hidden_state"),
+            ("joint_models", "joint_release"),
+        ):
+            assert found[scenario, claim]["verdict"] == "tight", scenario
+            assert found[scenario, claim]["estimator"] == "gaussian", scenario
+
+    def test_the_committed_results_have_both_counterexamples(self) -> None:
+        results = json.loads((DOCS / "audit" / "scenarios.json").read_text())
+        first, second = (
+            next(s for s in results["scenarios"] if s["name"] == name) for name in ("revealed_state", "contraction")
+        )
+        assert first["seconds"] + second["seconds"] < 120
+        assert min(f["lower_bound"] for f in first["findings"]) >= 9
+        mu = second["findings"][0]["mu"]
+        assert second["findings"][0]["trials"] >= 10**6
+        assert mu["low"] < 4.3953 < mu["high"]
+
 
 def test_bounds_that_hold_together_share_their_error() -> None:
     assert simultaneous(0.95, 1) == pytest.approx(0.95)
