@@ -17,6 +17,7 @@ from scipy.optimize import brentq
 from dpmerge.audit.attacks import Attack
 from dpmerge.audit.confirmation import confirmed
 from dpmerge.audit.estimate import estimate_epsilon
+from dpmerge.audit.finding_table import above, below
 from dpmerge.audit.findings import Claim, Estimate, Estimator, Finding
 from dpmerge.audit.gaussian import gaussian_epsilon
 from dpmerge.audit.gradients import exposed
@@ -35,9 +36,12 @@ from dpmerge.audit.views import (
     trained,
     trained_output,
 )
-from dpmerge.errors import InvalidInput
+from dpmerge.certificate.audited import Audited
+from dpmerge.certificate.figures import down
+from dpmerge.errors import InvalidInput, NoGuarantee
 from dpmerge.planning.terms import CandidateTerms, Terms
 
+TRIALS = 100_000
 MOST_DRAWS = 2 * 10**10
 """Random numbers in each world of one audit: a quarter of an hour on one core."""
 
@@ -72,6 +76,24 @@ def audit_release(
         subject=" or ".join(str(candidate.recipe) for candidate in terms.candidates),
         claim=claim,
         estimate=confirmed(attacked, [claim], seed),
+    )
+
+
+def audited(terms: Terms, *, delta: float, trials: int = TRIALS, confidence: float = 0.95, seed: int = 0) -> Audited:
+    """The result of an audit for the certificate of a release with these terms; refused if the attack shows more."""
+    finding = audit_release(terms, delta=delta, trials=trials, confidence=confidence, seed=seed)
+    shown = finding.estimate
+    if finding.verdict == "violated":
+        raise NoGuarantee(
+            f"an attack on the simulated release shows ε ≥ {below(shown.bound)} at δ = {delta:g}, and "
+            f"{above(finding.claim.value)} is claimed by {finding.claim.by}; nothing was charged or written"
+        )
+    return Audited(
+        lower_bound=down(shown.bound),
+        estimator="gaussian" if shown.estimator == "gaussian" else "counting",
+        trials=shown.trials,
+        confidence=confidence,
+        seed=seed,
     )
 
 

@@ -11,19 +11,17 @@ import typer
 
 from dpmerge.cli.options import require_writable
 from dpmerge.cli.terminal import AsJson, one_line_errors, print_json, wide_console
-from dpmerge.errors import InvalidInput, NoGuarantee
+from dpmerge.errors import InvalidInput
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from dpmerge.audit.catalogue import Played
     from dpmerge.audit.findings import Finding
-    from dpmerge.certificate.audited import Audited
-    from dpmerge.planning.planned import Planned
     from dpmerge.planning.terms import Terms
 
-TRIALS, FEWEST, MOST = 100_000, 100, 50_000_000
-"""By default, and within: each trial is a few numbers in memory, and the most take some gigabytes."""
+FEWEST, MOST = 100, 50_000_000
+"""Trials: each is a few numbers in memory, and the most take some gigabytes."""
 
 PATIENCE, SPEED = 10.0, 5e7
 """Seconds after which it is said beforehand how long an audit takes, by about so many random numbers a second."""
@@ -47,7 +45,7 @@ def audit(
     ] = None,
     trials: Annotated[
         int | None,
-        typer.Option(help=f"Simulated releases in each of the two worlds; default {TRIALS:,}, or the scenario's own."),
+        typer.Option(help="Simulated releases in each of the two worlds; default 100,000, or the scenario's own."),
     ] = None,
     confidence: Annotated[float, typer.Option(help="With which the lower bound holds.")] = 0.95,
     power: Annotated[
@@ -162,12 +160,12 @@ def _release(
 
 
 def _trials(terms: Terms, delta: float, trials: int | None, power: float | None, confidence: float) -> int:
+    from dpmerge.audit.releases import TRIALS, release_trials
+
     if power is None:
         return TRIALS if trials is None else trials
     if trials is not None:
         raise InvalidInput("power", power, "nothing beside --trials, which says how many")
-    from dpmerge.audit.releases import release_trials
-
     needed = release_trials(terms, delta=delta, confidence=confidence, power=power)
     if needed > MOST:
         found = f"{power:g}, for which {needed:,} trials in each world would be needed"
@@ -182,31 +180,6 @@ def _note_time(terms: Terms, trials: int) -> None:
     if seconds > PATIENCE:
         length = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
         typer.echo(f"note: {trials:,} trials in each world, about {length}", err=True)
-
-
-def audited(planned: Planned) -> Audited:
-    """Attack a release before it is made, for its certificate; refused if the attack shows more than is claimed."""
-    from dpmerge.audit.releases import audit_release
-    from dpmerge.certificate.audited import Audited
-    from dpmerge.certificate.figures import down
-
-    delta, confidence, seed = planned.target.delta, 0.95, 0
-    finding = audit_release(planned.terms, delta=delta, trials=TRIALS, confidence=confidence, seed=seed)
-    shown = finding.estimate
-    if finding.verdict == "violated":
-        from dpmerge.audit.finding_table import above, below
-
-        raise NoGuarantee(
-            f"an attack on the simulated release shows ε ≥ {below(shown.bound)} at δ = {delta:g}, and "
-            f"{above(finding.claim.value)} is claimed by {finding.claim.by}; nothing was charged or written"
-        )
-    return Audited(
-        lower_bound=down(shown.bound),
-        estimator=shown.estimator,  # type: ignore[arg-type]
-        trials=shown.trials,
-        confidence=confidence,
-        seed=seed,
-    )
 
 
 def _scenarios(

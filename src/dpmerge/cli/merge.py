@@ -113,9 +113,10 @@ def merge(
             planned = replace(planned, asked=asked)
         shown = None
         if audit:
-            from dpmerge.cli.audit import audited
+            from dpmerge.audit.releases import audited
 
-            shown = audited(planned if final else planned.lasting())
+            terms = (planned if final else planned.lasting()).terms
+            shown = audited(terms, delta=planned.target.delta)
         with bytes_shown("merging") as progress:
             made = release(
                 planned,
