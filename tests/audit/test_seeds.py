@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpmerge.audit.estimate import estimate_epsilon
+from dpmerge.audit.catalogue import shown
 from dpmerge.audit.findings import Finding
 from dpmerge.audit.scenarios import seeds
 from dpmerge.errors import NotIndependent
@@ -21,7 +21,7 @@ BY_NAME = {scenario.name: scenario for scenario in seeds.SCENARIOS}
 
 def findings(name: str, trials: int = 200_000) -> dict[str, Finding]:
     scenario = BY_NAME[name]
-    found = estimate_epsilon(scenario.attack(), delta=scenario.given, trials=trials, confidence=0.999, seed=3)
+    found = shown(scenario, trials=trials, confidence=0.999, seed=3)
     return {claim.by: Finding(subject=name, claim=claim, estimate=found) for claim in scenario.claims()}
 
 

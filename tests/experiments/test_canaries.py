@@ -287,6 +287,7 @@ def test_a_record_that_claims_twice_the_noise_is_caught(tmp_path: Path) -> None:
     # The attack is the same; an alarm is confirmed on fresh trials, and the smaller bound counts.
     pairs = zip(doctored, honest, strict=True)
     assert all(d.estimate.bound <= h.estimate.bound for d, h in pairs)
+    assert {(d.estimate.attacks, h.estimate.attacks) for d, h in zip(doctored, honest, strict=True)} == {(2, 1)}
 
 
 # One run, many canaries
