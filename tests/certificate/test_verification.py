@@ -523,3 +523,7 @@ class TestAudits:
 
     def test_what_is_certified_as_infinite_is_never_reached(self) -> None:
         assert self.SHOWN.judged(float("inf")) == {"verdict": "consistent", "tightness": 0.0}
+
+    def test_of_nothing_there_is_nothing_to_show(self) -> None:
+        shown = self.SHOWN.model_copy(update={"lower_bound": 0.0})
+        assert shown.judged(0.0) == {"verdict": "consistent", "tightness": 0.0}

@@ -35,5 +35,5 @@ class Audited(Stated):
         if self.lower_bound > epsilon:
             accepted = f"a lower bound of at most the certified ε, {epsilon:g}"
             raise InvalidInput("audit.lowerBound", self.lower_bound, accepted)
-        ratio = self.lower_bound / epsilon if epsilon > 0 else 1.0
+        ratio = self.lower_bound / epsilon if epsilon > 0 else 0.0  # of ε = 0 there is nothing to show
         return {"verdict": "tight" if ratio >= TIGHT else "consistent", "tightness": math.floor(100 * ratio) / 100}
