@@ -20,7 +20,7 @@ from dpmerge.errors import CannotRecord, InvalidInput
 from dpmerge.portfolio.manifest import MANIFEST_NAME
 from dpmerge.training.batches import Batches
 from dpmerge.training.ghost import GhostGradients, watch_losses
-from dpmerge.training.smooth_models import LossWatch
+from dpmerge.training.loss_watch import LossWatch
 from dpmerge.training.steps import StepReader
 
 if TYPE_CHECKING:
@@ -109,7 +109,12 @@ def attach(
         batches.signalled(do_skip)
         signal(do_skip)
 
+    def add_noise_and_note() -> None:
+        type(optimizer).add_noise(optimizer)
+        recorder.noised()
+
     _wrap(attached, optimizer, gather, clip_and_note)
+    _wrap(attached, optimizer, "add_noise", add_noise_and_note)
     _wrap(attached, optimizer, "signal_skip_step", signal_and_note)
     gradients = None
     if reader.ghost:

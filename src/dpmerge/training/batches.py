@@ -64,6 +64,11 @@ class Batches:
         self._hands: _Pass | None = None  # the pass from which a batch was handed out last
         self._rows = 0
 
+    @property
+    def rows(self) -> int:
+        """How many rows were clipped for the step under way."""
+        return self._rows
+
     @cached_property
     def sampling_rate(self) -> float:
         """The probability with which a record is in a batch: Poisson's, as torch's random numbers make it, or 1."""

@@ -18,7 +18,7 @@ from opacus.optimizers import DPOptimizer
 from opacus.utils.fast_gradient_clipping_utils import DPTensorFastGradientClipping as GhostLoss
 
 from dpmerge.errors import CannotRecord
-from dpmerge.training.smooth_models import LossWatch
+from dpmerge.training.loss_watch import LossWatch
 
 
 def watch_losses(attached: ExitStack, optimizer: DPOptimizer, watch: LossWatch | None) -> GhostGradients:

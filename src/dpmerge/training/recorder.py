@@ -34,9 +34,12 @@ from dpmerge.privacy.mechanisms import Sampling, enum_member
 from dpmerge.training.attachment import attach, require_fresh
 from dpmerge.training.batches import Batches
 from dpmerge.training.ghost import GhostGradients
+from dpmerge.training.loss_watch import LossWatch
 from dpmerge.training.noise import NoiseWatch, randomness, warn_insecure
+from dpmerge.training.noised_gradients import NoisedGradients
+from dpmerge.training.reference_optimizer import ReferenceOptimizer
 from dpmerge.training.saving import ModelTensors
-from dpmerge.training.smooth_models import LossWatch, derived_smoothness, warn_clipping
+from dpmerge.training.smooth_models import derived_smoothness, warn_clipping
 from dpmerge.training.steps import MOST_BLOCKS, Step, StepReader, coarse_history, folded
 
 MOST_RATES = 100_000
@@ -76,7 +79,10 @@ class Recorder:
         self._saved: list[SavedAs] = []
         self._loss: LossWatch | None = None
         self._gradients: GhostGradients | None = None
-        self._noised = False
+        self._noised = NoisedGradients(optimizer)
+        self._reference = ReferenceOptimizer(optimizer)
+        self._read = False
+        self._gradients_used: Sequence[torch.Tensor] = ()
         self._finished = False
 
     @property
@@ -127,7 +133,7 @@ class Recorder:
             raise CannotRecord("checkpoint: no step has been taken yet, so there is nothing to keep")
         if self._saved and self._saved[-1].step == self.steps:
             return
-        self._reader.require_still()
+        self._reference.require_still()
         saved = self._tensors.save(self.folder, self.steps)
         self._saved.append(saved)
         self._write()
@@ -136,7 +142,7 @@ class Recorder:
         self, name: str, value: float, *, measured_on: Literal["public", "private", "training"], data: str | None = None
     ) -> None:
         """Note a figure of merit of the last checkpoint, and the data it was measured on."""
-        self._reader.require_still()
+        self._reference.require_still()
         if not self._saved or self._saved[-1].step != self.steps:
             raise CannotRecord(
                 f"metric {name}: the weights after step {self.steps} were not kept; checkpoint() keeps them"
@@ -149,7 +155,12 @@ class Recorder:
 
     def finish(self) -> None:
         """The run ended as planned: keep the last weights, and say so."""
-        self._batches.require_used_up()
+        try:
+            self._batches.require_used_up()
+        except CannotRecord:
+            # Every step was what it is said to be; only that it was the last one may be the doing of that batch.
+            self.rescue()
+            raise
         if self._taken:
             self.checkpoint()
             self._finished = True
@@ -171,34 +182,50 @@ class Recorder:
     def clipped(self) -> None:
         """A physical batch is about to be clipped, or was in backward(), and added to the step's sum."""
         if self._loss is not None:
-            self._loss.require_used()
+            self._require_stated_loss(self._loss)
         self._source.require_undisturbed(self._optimizer.generator)
         self._batches.clipped(self._reader.clipped())
         if self._gradients is not None:
             self._gradients.require_untouched()
 
+    def _require_stated_loss(self, loss: LossWatch) -> None:
+        """Refuse a loss that is not the stated one, and forget what was derived from it, of earlier steps too."""
+        try:
+            loss.require_used()
+            loss.require_stated(self._reader.clip_norm, ghost=self._reader.ghost)
+        except CannotRecord:
+            self._smoothness = None
+            if self._saved:
+                self._write()
+            raise
+
+    def noised(self) -> None:
+        """Noise has been added to the sum of the step's clipped gradients."""
+        self._noised.note(self._batches.rows)
+
     def before_step(self, optimizer: DPOptimizer) -> None:
         """The noise has been added; the weights have not moved."""
         try:
+            self._reference.require_still()
             step = self._reader.read(self._batches.sampling_rate)
-            if len(optimizer.original_optimizer._optimizer_step_pre_hooks) > 1:
-                self._reader.note_gradients()
             self._tensors.require_untouched()
             self._batches.stepped()
         finally:
             self._batches.settled()
             self._source.used(optimizer.generator)
         self._taken.append(step)
-        self._noised = True
+        self._read = True
 
-    def before_inner_step(self, inner: torch.optim.Optimizer, *_: Any) -> None:
-        if len(inner._optimizer_step_pre_hooks) > 1:
-            self._reader.compare_gradients()
-        if not self._noised:
+    def before_inner_step(self, *_: Any) -> None:
+        """After all other hooks: what is about to move the weights."""
+        if not (self._read and self._noised.waiting):
             raise CannotRecord("optimizer: the inner optimizer was stepped by itself, without clipping and noise")
-        self._noised = False
+        self._read = False
+        self._gradients_used = self._noised.taken()
+        self._reader.uniform &= not self._noised.changed
 
     def after_inner_step(self, *_: Any) -> None:
+        self._reference.step(self._gradients_used)
         self._taken[-1] = self._reader.moved(self._taken[-1])
         if self.steps in self._due or (self._every and self.steps % self._every == 0):
             self.checkpoint()

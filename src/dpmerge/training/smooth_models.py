@@ -2,17 +2,16 @@
 
 Guarantees: what is derived follows from the layer, the loss and the bound on its input; bias included.
 Refuses, by saying what is in the way: anything but a single linear layer, weighted or unknown losses.
+That the loop then uses this loss is seen to by `loss_watch`.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from contextlib import ExitStack
 from itertools import pairwise
 from typing import Any
 
-import torch
 from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from torch import nn
 
@@ -33,7 +32,7 @@ def derived_smoothness(
     ghost: bool = False,
 ) -> SmoothnessFacts | None:
     """What is known of the loss, or None where no bound on the features is given or built in."""
-    linear, built_in = _linear_layer(model)
+    linear, built_in = linear_layer(model)
     bound = built_in if feature_bound is None else domain.magnitude("feature_bound", feature_bound, zero=False)
     if criterion is None and feature_bound is None:
         return None
@@ -80,92 +79,7 @@ def warn_clipping(clip_norm: float, facts: SmoothnessFacts) -> None:
         )
 
 
-class LossWatch:
-    """Sees to it that the loss is the one smoothness was derived from: of the layer's outputs, once, as it is."""
-
-    def __init__(self, model: nn.Module, criterion: Any) -> None:
-        linear, _ = _linear_layer(model)
-        assert linear is not None
-        self._linear = linear
-        ghost = isinstance(criterion, DPLossFastGradientClipping)
-        self._loss: nn.Module = criterion.criterion if ghost else criterion
-        self._outputs: torch.Tensor | None = None
-        self._result: torch.Tensor | None = None
-        self._calls = 0
-
-    def attach(self, attached: ExitStack) -> None:
-        """Watch until the stack is closed."""
-        attached.callback(self._linear.register_forward_pre_hook(self._one_vector).remove)
-        attached.callback(self._linear.register_forward_hook(self._came_out).remove)
-        attached.callback(self._loss.register_forward_pre_hook(self._goes_in).remove)
-        attached.callback(self._loss.register_forward_hook(self._computed).remove)
-
-    def require_used(self) -> None:
-        """A physical batch is being added: its loss was computed by the criterion, once."""
-        calls, self._calls = self._calls, 0
-        if calls != 1:
-            raise CannotRecord(
-                f"criterion: called {calls} times for one batch; smoothness is derived for a loss that is computed by "
-                "the criterion that was given, once; for other losses leave criterion and feature_bound out"
-            )
-
-    def require_own(self, losses: torch.Tensor) -> None:
-        """Ghost clipping: these are the criterion's results, and nothing was made of them."""
-        if losses is not self._result:
-            raise _not_as_it_is()
-
-    def _one_vector(self, _: nn.Module, inputs: tuple[Any, ...]) -> None:
-        if inputs[0].dim() != 2:
-            shape = tuple(inputs[0].shape[1:])
-            raise CannotRecord(
-                f"feature_bound: a record is {shape}, not one feature vector; flatten it or leave it out"
-            )
-
-    def _came_out(self, _: nn.Module, __: Any, outputs: torch.Tensor) -> None:
-        self._outputs = outputs
-
-    def _goes_in(self, _: nn.Module, inputs: tuple[Any, ...]) -> None:
-        outputs, targets = inputs[0], inputs[1]
-        if not outputs.requires_grad:
-            return  # an evaluation
-        if self._outputs is None or outputs.data_ptr() != self._outputs.data_ptr():
-            raise CannotRecord("criterion: computed of something else than the linear layer's outputs; give it those")
-        if type(self._loss) is nn.CrossEntropyLoss:
-            self._require_classes(targets)
-        elif outputs.shape != targets.shape:
-            raise CannotRecord(
-                f"criterion: outputs of shape {tuple(outputs.shape)} and targets of shape {tuple(targets.shape)}; of "
-                "unequal shapes torch compares every record with every other"
-            )
-
-    def _require_classes(self, targets: torch.Tensor) -> None:
-        if targets.is_floating_point():
-            raise CannotRecord("criterion: targets that weigh classes; smoothness is derived for class numbers")
-        ignored = torch.eq(targets, float(self._loss.ignore_index))  # type: ignore[arg-type]
-        if self._loss.reduction == "mean" and bool(ignored.any()):
-            raise CannotRecord("criterion: targets to be ignored; a mean then divides by what the other records are")
-
-    def _computed(self, _: nn.Module, __: Any, result: torch.Tensor) -> None:
-        if result.requires_grad:
-            self._calls += 1
-            self._result = result
-            if result.dim() == 0:
-                result.register_hook(_require_one)  # type: ignore[no-untyped-call]
-
-
-def _require_one(gradient: torch.Tensor) -> None:
-    if float(gradient) != 1.0:
-        raise _not_as_it_is()
-
-
-def _not_as_it_is() -> CannotRecord:
-    return CannotRecord(
-        "criterion: its result was scaled or added to; smoothness is derived for the loss as it is, so use it as it is "
-        "or leave criterion and feature_bound out"
-    )
-
-
-def _linear_layer(model: nn.Module) -> tuple[nn.Linear | None, float | None]:
+def linear_layer(model: nn.Module) -> tuple[nn.Linear | None, float | None]:
     """The only trained layer if it is linear, and the bound built in directly before it."""
     if type(model) is nn.Linear:
         return model, None

@@ -26,8 +26,6 @@ KNOWN_GHOSTS = (GradSampleModuleFastGradientClipping, GradSampleHooksFastGradien
 KNOWN_OPTIMIZERS = (DPOptimizer, DPPerLayerOptimizer, DPOptimizerFastGradientClipping)
 
 _SETTINGS = ("momentum", "nesterov", "dampening", "weight_decay")
-FIRST_STEPS, LOOK_EVERY = 16, 8
-"""Weights are compared before each of the first steps, every so often after, and before each checkpoint."""
 MOST_BLOCKS = 20_000
 """More would not fit into a manifest."""
 
@@ -69,11 +67,8 @@ class StepReader:
         ]
         self._settings = _settings(optimizer)
         self._divisor = self.divisor
-        self._steps = 0
-        self._note_weights()
         self._clip_norms: set[float] = set()
         self._ghost_rows: list[int] = []
-        self._gradient_norms = ""
         self.uniform = True
         self.require_no_batch_statistics()
 
@@ -115,8 +110,8 @@ class StepReader:
         self._clip_norms.add(self.clip_norm)
         if self._ghost:
             return self._rows_of_ghost()
-        _require_precise(_grad_samples(parameter)[0].dtype for parameter in self._optimizer.params)
-        return sum(len(part) for part in _grad_samples(next(iter(self._optimizer.params))))
+        _require_precise(grad_samples(parameter)[0].dtype for parameter in self._optimizer.params)
+        return sum(len(part) for part in grad_samples(next(iter(self._optimizer.params))))
 
     def _rows_of_ghost(self) -> int:
         computed, self._ghost_rows = self._ghost_rows, []
@@ -129,48 +124,16 @@ class StepReader:
 
     def moved(self, step: Step) -> Step:
         """The optimizer has moved the weights; the step with the rate that did it."""
-        self._note_weights()
-        self._steps += 1
         # Settings may have changed since the last step, or by a hook after the noise was added.
         self.uniform &= self._rate() == step.learning_rate and _settings(self._optimizer) == self._settings
         return replace(step, learning_rate=max(self._rate(), step.learning_rate))
 
-    def _note_weights(self) -> None:
-        self._norms, self._versions = self._weight_norms(), self._weight_versions()
-
-    def _weight_versions(self) -> list[int]:
-        """torch's own count of changes, which does not see those made through `.data`."""
-        return [parameter._version for parameter in self._optimizer.params]
-
-    def require_still(self, *, thoroughly: bool = True) -> None:
-        """Refuse weights that are not those the private optimizer left (swapped out and back again is fine)."""
-        if not thoroughly and self._steps % LOOK_EVERY and self._versions == self._weight_versions():
-            return
-        if self._norms != self._weight_norms():
-            raise CannotRecord(
-                "model: trained weights were changed by something else than the private optimizer; nobody can say what "
-                "that cost"
-            )
-
-    def note_gradients(self) -> None:
-        """Remember the noised gradients: somebody else has a hook before the inner step."""
-        self._gradient_norms = _norms(parameter.grad for parameter in self._optimizer.params)
-
-    def compare_gradients(self) -> None:
-        """After all other hooks: gradients that were changed are still private, but no longer SGD's."""
-        self.uniform &= self._gradient_norms == _norms(parameter.grad for parameter in self._optimizer.params)
-
     def _rate(self) -> float:
         return max(float(group["lr"]) for group in self._optimizer.param_groups) / self.divisor
-
-    def _weight_norms(self) -> str:
-        """By what a change of the weights is noticed, NaN included: cheap beside drawing noise for each of them."""
-        return _norms(self._optimizer.params)
 
     def read(self, sampling_rate: float) -> Step:
         """The step that is about to move the weights."""
         optimizer, clip_norm = self._optimizer, self.clip_norm
-        self.require_still(thoroughly=self._steps < FIRST_STEPS)
         if self.divisor != self._divisor:
             raise CannotRecord("optimizer.expected_batch_size: changed in the course of the run; it must be a constant")
         if self._clip_norms - {clip_norm}:
@@ -260,15 +223,7 @@ def coarse_history(steps: Sequence[Step]) -> list[HistoryBlock]:
     return [HistoryBlock(steps=n, noise_multiplier=sigma, sampling_rate=q) for n, sigma, q in blocks]
 
 
-def _norms(tensors: Iterable[torch.Tensor | None]) -> str:
-    """In words, so that NaN is the same as NaN."""
-    with torch.no_grad():
-        norms = torch._foreach_norm([tensor for tensor in tensors if tensor is not None])
-    same = all(norm.dtype == norms[0].dtype and norm.device == norms[0].device for norm in norms)
-    return repr(torch.stack(norms).tolist() if same else [float(norm) for norm in norms])
-
-
-def _grad_samples(parameter: torch.Tensor) -> list[torch.Tensor]:
+def grad_samples(parameter: torch.Tensor) -> list[torch.Tensor]:
     """The gradients, row by row, that wait to be clipped."""
     samples = parameter.grad_sample  # type: ignore[attr-defined]
     return samples if isinstance(samples, list) else [samples]

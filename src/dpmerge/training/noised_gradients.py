@@ -1,0 +1,150 @@
+"""The gradients of a step as its noise left them, and what was made of them before the weights moved.
+
+Guarantees: the noise that was added is as large as the record says, and what moves the weights is computed from the
+noised gradients alone: these themselves, or these clipped (by norm or by value) or scaled by one constant.
+Refuses: noise of another size, sums longer than the clipped gradients of the batch can be, and gradients that were
+changed after the noise in any other way: a sum without its noise put back would be such a change.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from opacus.optimizers import DPOptimizer
+from scipy.special import gammainccinv, gammaincinv
+from torch import Tensor
+
+from dpmerge.errors import CannotRecord
+
+RARE = 1e-12
+"""With this probability Gaussian noise is outside the bounds that are accepted, on either side."""
+CLOSE = 1e-5
+"""Relative: gradients that were clipped again, here, differ from those of the loop by rounding."""
+_SUM_ERROR = 1e-4
+"""Relative: by so much the sum of a batch's clipped gradients may be too long by rounding."""
+
+
+class NoisedGradients:
+    """The noised gradients of the step under way, scaled as the optimizer scales them."""
+
+    def __init__(self, optimizer: DPOptimizer) -> None:
+        self._optimizer = optimizer
+        self._noised: list[Tensor] | None = None
+        self._rules: dict[str, float] | None = None  # by which gradients were changed so far, and their constants
+
+    def note(self, rows: int) -> None:
+        """Noise was just added to the sum of so many clipped gradients."""
+        optimizer = self._optimizer
+        sums = [parameter.summed_grad for parameter in optimizer.params]
+        noised = [_gradient(parameter) for parameter in optimizer.params]
+        length = _length(sums)
+        # A model that has gone astray (NaN) is refused where it would be saved.
+        if length > rows * float(optimizer.max_grad_norm) * (1 + _SUM_ERROR):
+            raise CannotRecord(
+                f"optimizer: the sum of {rows} clipped gradients is {length:.6g} long, longer than {rows} × the clip "
+                f"norm {float(optimizer.max_grad_norm):g}; something was added to it that was not clipped"
+            )
+        with torch.no_grad():
+            noises = torch._foreach_sub(noised, [s.view_as(n) for s, n in zip(sums, noised, strict=True)])
+            self._require_noise(length, _length(noises))
+            mean = optimizer.loss_reduction == "mean"
+            divisor = optimizer.expected_batch_size * optimizer.accumulated_iterations if mean else 1
+            self._noised = list(torch._foreach_div(noised, divisor))
+
+    def _require_noise(self, length: float, found: float) -> None:
+        """The squared norm of Gaussian noise in d dimensions is χ² with d degrees of freedom."""
+        optimizer = self._optimizer
+        adjusted = getattr(optimizer, "_adjusted_noise_multiplier", None)
+        deviation = float(optimizer.noise_multiplier if adjusted is None else adjusted) * float(optimizer.max_grad_norm)
+        half = sum(parameter.numel() for parameter in optimizer.params) / 2
+        rounding = 4 * max(torch.finfo(parameter.dtype).eps for parameter in optimizer.params) * (length + found)
+        least = deviation * math.sqrt(2 * float(gammaincinv(half, RARE))) - rounding
+        most = deviation * math.sqrt(2 * float(gammainccinv(half, RARE))) + rounding
+        if math.isfinite(found) and not least <= found <= most:
+            raise CannotRecord(
+                f"optimizer: the noise of a step is {found:.6g} long; noise of deviation {deviation:g} is between "
+                f"{least:.6g} and {most:.6g}; let Opacus' optimizer add it, as make_private returned it"
+            )
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there are noised gradients that no update has used yet."""
+        return self._noised is not None
+
+    @property
+    def changed(self) -> bool:
+        """Whether gradients were ever clipped or scaled after the noise: private still, but no longer SGD's."""
+        return self._rules is not None
+
+    def taken(self) -> list[Tensor]:
+        """What the update may be computed from; refused if it is going to be computed from something else."""
+        assert self._noised is not None
+        noised, self._noised = self._noised, None
+        used = [_gradient(parameter) for parameter in self._optimizer.params]
+        if all(same(one, other) for one, other in zip(noised, used, strict=True)):
+            self._rules = None if self._rules is None else _still(self._rules, noised)
+            used = noised
+        else:
+            used = [gradient.clone() for gradient in used]
+            found = _rules(noised, used)
+            before = self._rules
+            self._rules = found if before is None else {n: c for n, c in found.items() if _near(c, before.get(n))}
+        if self._rules == {}:
+            raise CannotRecord(
+                "optimizer: gradients were changed between the noise and the update, and not by clipping or scaling "
+                "the noised ones by a constant; nobody can say what they hold now: leave p.grad alone after the noise"
+            )
+        return used
+
+
+def same(one: Tensor, other: Tensor) -> bool:
+    """Equal in every value; NaN is the same as NaN."""
+    if torch.equal(one, other):
+        return True
+    missing = one.isnan()
+    return torch.equal(missing, other.isnan()) and torch.equal(one[~missing], other[~missing])
+
+
+def _rules(noised: Sequence[Tensor], used: Sequence[Tensor]) -> dict[str, float]:
+    """By which rules, with which constants, the gradients used follow from the noised ones alone."""
+    before, after = _length(noised), _length(used)
+    if not (math.isfinite(before) and math.isfinite(after) and before > 0):
+        return {}
+    found = {}
+    factor = sum(float((n.double() * u.double()).sum()) for n, u in zip(noised, used, strict=True)) / before**2
+    if _length([u - factor * n for n, u in zip(noised, used, strict=True)]) <= CLOSE * after:
+        found["factor"] = factor
+        if factor <= 1:
+            found["norm"] = after
+    largest = max(float(u.abs().max()) for u in used if u.numel())
+    if _length([u - n.clamp(-largest, largest) for n, u in zip(noised, used, strict=True)]) <= CLOSE * after:
+        found["value"] = largest
+    return found
+
+
+def _still(rules: dict[str, float], noised: Sequence[Tensor]) -> dict[str, float]:
+    """Which rules explain that gradients were left alone this time."""
+    largest = {"norm": _length(noised), "value": max(float(n.abs().max()) for n in noised if n.numel())}
+    return {name: c for name, c in rules.items() if name in largest and largest[name] <= c * (1 + 10 * CLOSE)}
+
+
+def _near(constant: float, before: float | None) -> bool:
+    return before is not None and math.isclose(constant, before, rel_tol=10 * CLOSE)
+
+
+def _gradient(parameter: Tensor) -> Tensor:
+    if parameter.grad is None:
+        raise CannotRecord(
+            "optimizer: a trained parameter has no gradient after the noise was added; leave p.grad alone"
+        )
+    return parameter.grad
+
+
+def _length(tensors: Sequence[Tensor]) -> float:
+    """Of all of them as one vector."""
+    if not tensors:
+        return 0.0
+    with torch.no_grad():
+        return math.hypot(*(float(norm) for norm in torch._foreach_norm(list(tensors))))
