@@ -221,7 +221,11 @@ class Recorder:
         if not (self._read and self._noised.waiting):
             raise CannotRecord("optimizer: the inner optimizer was stepped by itself, without clipping and noise")
         self._read = False
-        self._gradients_used = self._noised.taken()
+        try:
+            self._gradients_used = self._noised.taken()
+        except CannotRecord:
+            self._taken.pop()  # the weights do not move
+            raise
         self._reader.uniform &= not self._noised.changed
 
     def after_inner_step(self, *_: Any) -> None:
