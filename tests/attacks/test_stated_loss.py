@@ -117,6 +117,11 @@ def outputs_scaled(made: Private, scale: Callable[[torch.Tensor], object]) -> No
         made.optimizer.step()
 
 
+def scaled_in_place(outputs: torch.Tensor) -> None:
+    """Through numpy: torch's own operations in place are forbidden behind the hooks of Opacus."""
+    outputs.detach().numpy()[...] *= SCALE
+
+
 def another_backward(made: Private) -> None:
     for inputs, targets in made.loader:
         made.backward(inputs, targets)
@@ -140,6 +145,7 @@ def bound_lifted(made: Private) -> None:
 
 LOOPS: dict[str, Callable[[Private], object]] = {
     "outputs scaled through .data": lambda made: outputs_scaled(made, lambda out: out.data.mul_(SCALE)),
+    "outputs scaled in place": lambda made: outputs_scaled(made, scaled_in_place),
     "a hook on the gradient of the outputs": lambda made: outputs_scaled(
         made, lambda out: out.register_hook(lambda gradient: SCALE * gradient)
     ),
@@ -165,16 +171,6 @@ def test_a_loss_that_is_not_the_stated_one(tmp_path: Path, name: str, mode: str)
     if (name, mode) == ("a second loss with a backward pass of its own", "ghost"):
         pytest.skip("ghost clipping refuses a backward pass of one's own before any loss is looked at (test_losses.py)")
     another_loss(tmp_path, name, mode)
-
-
-@pytest.mark.parametrize("mode", ["hooks", "ghost"])
-def test_outputs_scaled_in_place(tmp_path: Path, mode: str) -> None:
-    """Of a layer whose outputs are what the model returns; of views of them torch forbids it."""
-    dataset = TensorDataset(torch.ones(40, 1), torch.arange(40) % 2)
-    model = nn.Sequential(bound_features(1.0), nn.Linear(1, 2))
-    made = private(model, dataset=dataset, batches="full", mode=mode, clip=3.0)
-    with refusing(made, tmp_path / "run", "not those of the stated loss", criterion=made.criterion):
-        outputs_scaled(made, lambda out: out.detach().mul_(SCALE))
 
 
 def test_what_was_saved_before_no_longer_claims_smoothness(tmp_path: Path) -> None:
