@@ -31,14 +31,19 @@ class NoisedGradients:
 
     def __init__(self, optimizer: DPOptimizer) -> None:
         self._optimizer = optimizer
+        self._parameters = list(optimizer.params)
+        self._precision = max(torch.finfo(parameter.dtype).eps for parameter in self._parameters)
+        half = sum(parameter.numel() for parameter in self._parameters) / 2
+        # The squared norm of Gaussian noise in d dimensions is χ² with d degrees of freedom.
+        self._lengths = [math.sqrt(2 * float(quantile(half, RARE))) for quantile in (gammaincinv, gammainccinv)]
         self._noised: list[Tensor] | None = None
         self._rules: dict[str, float] | None = None  # by which gradients were changed so far, and their constants
 
     def note(self, rows: int) -> None:
         """Noise was just added to the sum of so many clipped gradients."""
         optimizer = self._optimizer
-        sums = [parameter.summed_grad for parameter in optimizer.params]
-        noised = [_gradient(parameter) for parameter in optimizer.params]
+        sums = [parameter.summed_grad for parameter in self._parameters]
+        noised = [_gradient(parameter) for parameter in self._parameters]
         length = _length(sums)
         # A model that has gone astray (NaN) is refused where it would be saved.
         if length > rows * float(optimizer.max_grad_norm) * (1 + _SUM_ERROR):
@@ -54,15 +59,12 @@ class NoisedGradients:
             self._noised = list(torch._foreach_div(noised, divisor))
 
     def _require_noise(self, length: float, found: float) -> None:
-        """The squared norm of Gaussian noise in d dimensions is χ² with d degrees of freedom."""
         optimizer = self._optimizer
         adjusted = getattr(optimizer, "_adjusted_noise_multiplier", None)
         deviation = float(optimizer.noise_multiplier if adjusted is None else adjusted) * float(optimizer.max_grad_norm)
-        half = sum(parameter.numel() for parameter in optimizer.params) / 2
-        rounding = 4 * max(torch.finfo(parameter.dtype).eps for parameter in optimizer.params) * (length + found)
-        least = deviation * math.sqrt(2 * float(gammaincinv(half, RARE))) - rounding
-        most = deviation * math.sqrt(2 * float(gammainccinv(half, RARE))) + rounding
-        if math.isfinite(found) and not least <= found <= most:
+        rounding = 4 * self._precision * (length + found)
+        least, most = (deviation * each for each in self._lengths)
+        if math.isfinite(found) and not least - rounding <= found <= most + rounding:
             raise CannotRecord(
                 f"optimizer: the noise of a step is {found:.6g} long; noise of deviation {deviation:g} is between "
                 f"{least:.6g} and {most:.6g}; let Opacus' optimizer add it, as make_private returned it"
@@ -82,7 +84,7 @@ class NoisedGradients:
         """What the update may be computed from; refused if it is going to be computed from something else."""
         assert self._noised is not None
         noised, self._noised = self._noised, None
-        used = [_gradient(parameter) for parameter in self._optimizer.params]
+        used = [_gradient(parameter) for parameter in self._parameters]
         if all(same(one, other) for one, other in zip(noised, used, strict=True)):
             self._rules = None if self._rules is None else _still(self._rules, noised)
             used = noised
