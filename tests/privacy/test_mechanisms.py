@@ -400,3 +400,11 @@ def test_invalid_facts_are_refused_by_name(name: str) -> None:
     build, message = INVALID[name]
     with pytest.raises(InvalidInput, match=message):
         build()
+
+
+def test_points_that_nearly_coincide_have_a_hull() -> None:
+    """Their distance in e^ε is too small for one minus an exponential, which is zero, and no number is divided by it."""
+    points = ((1.0, 0.0), (1e-281, 1e-294))
+    profile = ApproximateDp(points=points, adjacency=Adjacency.ADD_REMOVE).profile()
+    assert 0 < profile.delta(0.0) < 1e-30
+    assert profile.epsilon(1e-5) == 0.0

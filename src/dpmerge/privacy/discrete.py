@@ -155,9 +155,9 @@ def _hull(known: list[tuple[float, float]]) -> tuple[Array, Array]:
 def _turns_up(first: tuple[float, float] | None, middle: tuple[float, float], last: tuple[float, float]) -> bool:
     """Whether the slope in e^ε rises at `middle`; `first` None stands for (e^ε = 0, δ = 1)."""
     # Scaled by e^{−middle}, so that large ε do not overflow.
-    before = 0.0 if first is None else np.exp(first[0] - middle[0])
+    width = 1.0 if first is None else -np.expm1(first[0] - middle[0])
     before_delta = 1.0 if first is None else first[1]
-    left = (middle[1] - before_delta) / (1.0 - before)
+    left = (middle[1] - before_delta) / width
     right = (last[1] - middle[1]) / np.expm1(min(last[0] - middle[0], _LARGEST_EXPONENT))
     return bool(right > left)
 
