@@ -153,7 +153,9 @@ def checkpoints(draw: st.DrawFn, steps: int) -> list[Document]:
 def tensors(draw: st.DrawFn) -> Document:
     names = draw(st.lists(TEXTS, unique=True, max_size=6))
     cut = draw(st.integers(0, len(names)))
-    return {"trained": names[:cut], "frozen": names[cut:]}
+    trained = names[:cut]
+    ties = [[], *([trained[:2]] for _ in trained[1:2]), *([trained[:2], trained[2:]] for _ in trained[3:4])]
+    return {"trained": trained, "frozen": names[cut:], **draw(optional(tied=st.sampled_from(ties)))}
 
 
 @st.composite

@@ -117,6 +117,16 @@ def linked(target: str) -> Break:
     return spoil
 
 
+def tied_to(bias: Any) -> Break:
+    """Another bias, said to be the weight."""
+
+    def spoil(home: Path) -> None:
+        edit_manifest(home / "b", "checkpoints", to=[write_checkpoint(home / "b", 2, model(5, bias=bias))])
+        edit_manifest(home / "b", "tensors", "tied", to=[["weight", "bias"]])
+
+    return spoil
+
+
 def flipped(home: Path) -> None:
     """One bit of a weight, the sign: the file stays valid in every other way."""
     file = home / "b" / "step-2.safetensors"
@@ -399,6 +409,38 @@ BAD: dict[str, Bad] = {
     ),
     "a tensor listed twice": Bad(
         set_in("b", "tensors", "frozen", to=["embedding", "bias"]), BadManifest, B, "tensors", ("'bias'", "each tensor")
+    ),
+    "a tie of one tensor": Bad(
+        set_in("b", "tensors", "tied", to=[["weight"]]), BadManifest, B, "tensors.tied[0]", ("at least two trained",)
+    ),
+    "ties that are no lists": Bad(
+        set_in("b", "tensors", "tied", to=["weight", "bias"]), BadManifest, B, "tensors.tied[0]", ("a list of lists",)
+    ),
+    "a tie of a tensor with itself": Bad(
+        set_in("b", "tensors", "tied", to=[["weight", "weight"]]),
+        BadManifest, B, "tensors.tied[0]", ("'weight'", "each tensor once"),
+    ),
+    "a tensor in two ties": Bad(
+        manifests(b=manifest("b", tensors={"trained": ["weight", "bias"], "frozen": ["embedding"],
+                                           "tied": [["weight", "bias"], ["bias", "weight"]]})),
+        BadManifest, B, "tensors.tied[1]", ("'bias'", "each tensor once"),
+    ),
+    "a tie of a frozen tensor": Bad(
+        set_in("b", "tensors", "tied", to=[["weight", "embedding"]]),
+        BadManifest, B, "tensors.tied[0]", ("'embedding'", "names of trained tensors", "needs no tie"),
+    ),
+    "a tie of a tensor that is not there": Bad(
+        set_in("b", "tensors", "tied", to=[["weight", "head"]]), BadManifest, B, "tensors.tied[0]", ("'head'",)
+    ),
+    "a tie of different shapes": Bad(
+        set_in("b", "tensors", "tied", to=[["weight", "bias"]]),
+        TensorMismatch, W, "bias.shape", ("(2,), where weight has (3, 2)", "one weight"),
+    ),
+    "a tie of different dtypes": Bad(
+        tied_to(np.ones((3, 2), np.float16)), TensorMismatch, W, "bias.dtype", ("F16, where weight has F32",)
+    ),
+    "a tie of different values": Bad(
+        tied_to(np.ones((3, 2), np.float32)), TensorMismatch, W, "bias", ("other values in b@2", "one weight")
     ),
     "no tensor at all": Bad(header({}, b""), BadCheckpoint, B, "checkpoints[0].files", ("no tensor at all",)),
     # Safetensors that are not.

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpmerge.errors import BadManifest, PortfolioError
+from dpmerge.ledger.identity import identity_of
 from dpmerge.portfolio.manifest import Manifest, json_schema
 from portfolio.manifests import Document, manifests
 from portfolio.portfolios import manifest
@@ -191,3 +192,17 @@ def test_a_written_manifest_is_read_from_disk(document: Document, tmp_path_facto
     read = Manifest.parse(json.dumps(document))
     read.write(file)
     assert Manifest.read(file) == read
+
+
+def test_ties_may_be_stated_or_left_out() -> None:
+    """Known to be none is not the same as not stated, and neither is part of what a run's cost is computed from."""
+    facts = manifest("a")["tensors"]
+    found = {}
+    for name, tied in {"not stated": None, "none": [], "one": [["bias", "weight"]]}.items():
+        document = manifest("a", tensors=facts if tied is None else {**facts, "tied": tied})
+        read = Manifest.parse(json.dumps(document))
+        assert read.tensors is not None
+        assert read.tensors.tied == tied
+        assert read.document()["tensors"].get("tied") == tied
+        found[name] = (read.statement, identity_of(read))
+    assert found["not stated"] == found["none"] == found["one"]

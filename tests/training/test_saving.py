@@ -198,6 +198,7 @@ def test_tied_weights_are_written_under_each_name(tmp_path: Path) -> None:
     with recorded(run, tmp_path) as recorder:
         run.train(2)
     assert recorder.manifest().tensors.trained == ["first.weight", "second.weight", "head.weight", "head.bias"]
+    assert recorder.manifest().tensors.tied == [["first.weight", "second.weight"]]
     kept = load_file(tmp_path / "step-2.safetensors")
     assert torch.equal(kept["first.weight"], kept["second.weight"])
     run.plain.load_state_dict(kept)

@@ -19,7 +19,15 @@ import numpy as np
 
 from dpmerge.errors import DpmergeError, EvaluationFailed, InvalidInput, PortfolioError
 from dpmerge.evaluation.evaluators import BatchEvaluator, Evaluator, identity_of
-from dpmerge.evaluation.merged_model import ModelsOnDisk, StoredModel, combined, frozen_in_all, same_frozen, simulated
+from dpmerge.evaluation.merged_model import (
+    ModelsOnDisk,
+    StoredModel,
+    combined,
+    frozen_in_all,
+    same_frozen,
+    simulated,
+    tied_in_all,
+)
 from dpmerge.evaluation.progress import Progressed, shown
 from dpmerge.evaluation.score_cache import ScoreCache
 from dpmerge.portfolio.portfolio import Portfolio
@@ -191,7 +199,7 @@ def score_one(recipe: Recipe, inputs: Sequence[StoredModel], evaluator: Evaluato
             raise InvalidInput(f"tensors of {model.name}", difference[0], f"the tensor names of {first.name}")
     tensors = combined(recipe, first.tensors, frozen_in_all(inputs), lambda name, tensor: by_name[name].read(tensor))
     found = []
-    for merged in simulated(recipe, tensors, noise_draws):
+    for merged in simulated(recipe, tensors, noise_draws, tied_in_all(inputs)):
         try:
             value = evaluator(merged)
         except (Exception, SystemExit) as error:

@@ -33,7 +33,8 @@ class StoredModel:
     name: str
     tensors: Mapping[str, tuple[Path, Slot]]
     frozen: Mapping[str, str | None]  # tensors the run did not train, with their digests where contents were read
-    digest: str  # of the weights (of the files, where the weights' is unknown) and of which tensors are frozen
+    digest: str  # of the weights (of the files, where the weights' is unknown), which are frozen and which are tied
+    tied: tuple[tuple[str, ...], ...] = ()  # names of one weight, which get one draw of noise
 
     @classmethod
     def of(cls, portfolio: Portfolio, name: str) -> StoredModel:
@@ -41,8 +42,10 @@ class StoredModel:
         saved = portfolio.saved(name)
         facts = portfolio.run(saved.run).manifest.tensors
         frozen = {tensor: (saved.digests or {}).get(tensor) for tensor in sorted(facts.frozen if facts else ())}
-        content = json.dumps([saved.weights or list(saved.file_digests), list(frozen)], separators=(",", ":"))
-        return cls(name, saved.tensors, frozen, hashlib.sha256(content.encode()).hexdigest())
+        tied = tuple(sorted(tuple(sorted(group)) for group in (facts.tied or () if facts else ())))
+        known = [saved.weights or list(saved.file_digests), list(frozen), *tied]
+        content = json.dumps(known, separators=(",", ":"))
+        return cls(name, saved.tensors, frozen, hashlib.sha256(content.encode()).hexdigest(), tied)
 
     def read(self, tensor: str) -> Tensor:
         path, slot = self.tensors[tensor]
@@ -69,6 +72,11 @@ class ModelsOnDisk(Mapping[str, Tensors]):
 def frozen_in_all(models: Iterable[StoredModel]) -> frozenset[str]:
     """The tensors that no run trained; a run whose manifest does not say trained all of its tensors."""
     return frozenset.intersection(*(frozenset(model.frozen) for model in models))
+
+
+def tied_in_all(models: Iterable[StoredModel]) -> frozenset[tuple[str, ...]]:
+    """The names that are one weight by every run's word."""
+    return frozenset.intersection(*(frozenset(model.tied) for model in models))
 
 
 def same_frozen(models: Sequence[StoredModel]) -> bool:
@@ -129,14 +137,24 @@ def _kind(tensor: Tensor) -> str:
     return f"{list(tensor.shape)} of {tensor.dtype}"
 
 
-def simulated(recipe: Recipe, tensors: Mapping[str, Combined], draws: int) -> Iterator[dict[str, Tensor]]:
+def simulated(
+    recipe: Recipe, tensors: Mapping[str, Combined], draws: int, tied: Iterable[Sequence[str]] = ()
+) -> Iterator[dict[str, Tensor]]:
     """The merged model; where the recipe has release noise, `draws` examples of it with noise on what was trained."""
     if not recipe.release_noise:
         yield {name: tensor.rounded() for name, tensor in tensors.items()}
         return
     random = np.random.default_rng(int(recipe.digest, 16))
+    first = {name: group[0] for group in tied for name in group}
     for _ in range(draws):
-        yield {name: tensor.rounded(_noise(recipe, tensor, random)) for name, tensor in tensors.items()}
+        merged: dict[str, Tensor] = {}
+        shared: dict[str, Tensor | None] = {}
+        for name, tensor in tensors.items():
+            noise = shared[first[name]] if first.get(name) in shared else _noise(recipe, tensor, random)
+            if name in first:
+                shared[first[name]] = noise
+            merged[name] = tensor.rounded(noise)
+        yield merged
 
 
 def _noise(recipe: Recipe, tensor: Combined, random: np.random.Generator) -> Tensor | None:

@@ -2,7 +2,8 @@
 
 Guarantees: the written bytes are those `arithmetic` describes for any number of threads and any size of buffers; memory
 does not depend on the size of models or tensors; every byte of the inputs is hashed and compared with the manifests in
-the pass that merges it, and every byte written is hashed as it is written.
+the pass that merges it, and every byte written is hashed as it is written; all names of one weight get one draw of
+release noise.
 Refuses, leaving what it wrote to whoever staged the folder: inputs that do not fit together, are not what was recorded,
 change, or hold values that are not finite; a result that does not fit into its dtype; a disk that is full.
 """
@@ -25,6 +26,7 @@ from dpmerge.merging.progress import ByteCount, Progressed
 from dpmerge.merging.sources import Input, file_header
 from dpmerge.merging.stretches import (
     Stretch,
+    first_names,
     require_mergeable,
     require_noise_everywhere,
     rules_of,
@@ -49,13 +51,17 @@ def merge(
     donor: SavedCheckpoint,
     trained: Collection[str] | None,
     release_noise: float = 0.0,
+    tied: Sequence[Sequence[str]] = (),
     frozen_may_differ: bool = False,
     jobs: int = 2,
     hashing: bool = True,
     progress: Progressed | None = None,
     buffer: int | None = None,
 ) -> tuple[WrittenFile, ...]:
-    """Write Σ λ_i θ_i, with noise on what was trained, into a folder that exists; the donor gives names and shards."""
+    """Write Σ λ_i θ_i, with noise on what was trained, into a folder that exists; the donor gives names and shards.
+
+    Each group of `tied` is the names of one weight. That they hold the same values is for `ties` to see to.
+    """
     if jobs < 1:
         raise InvalidInput("jobs", jobs, "an integer ≥ 1")
     require_mergeable(parts, donor)
@@ -70,6 +76,7 @@ def merge(
         noised=release_noise > 0,
         frozen_may_differ=frozen_may_differ,
     )
+    first = first_names(donor, tied)
     inputs: list[Input] = []
     outputs: list[Output] = []
     try:
@@ -81,7 +88,7 @@ def merge(
         work = _Work(
             inputs=inputs,
             outputs=outputs,
-            stretches=stretches_of(layout, inputs, rules),
+            stretches=stretches_of(layout, inputs, rules, first),
             weights=[weight for _, weight in parts],
             noise=Noise(release_noise) if release_noise > 0 else None,
             buffer=buffer or max(2**16, min(BUFFER, ALL_BUFFERS // (len(parts) * jobs) // 8 * 8)),
@@ -105,7 +112,7 @@ def merge(
 class _Piece:
     """A part of a stretch that fits into the buffers, with its place in every digest it belongs to."""
 
-    number: int
+    draw: int  # of release noise: the same number for pieces that hold the same values of one weight, and for no others
     stretch: Stretch
     offset: int
     length: int
@@ -152,21 +159,25 @@ class _Work:
             raise error
 
     def _in_order(self) -> Iterator[_Piece]:
-        number = 0
+        begun: dict[str, int] = {}
+        fresh = 0
         for stretch in self.stretches:
             for place in stretch.places:
                 place.source.open()
             out = self.outputs[stretch.file]
+            # Of a weight with several names every name is as long and is cut alike, so its pieces have equal numbers.
+            draw = fresh if stretch.weight is None else begun.setdefault(stretch.weight, fresh)
             for offset in range(0, stretch.length, self.buffer):
                 yield _Piece(
-                    number=number,
+                    draw=draw,
                     stretch=stretch,
                     offset=offset,
                     length=min(self.buffer, stretch.length - offset),
                     tickets=tuple(p.turnstile.ticket() if p.turnstile else 0 for p in stretch.places),
                     out_ticket=out.turnstile.ticket() if out.turnstile else 0,
                 )
-                number += 1
+                draw += 1
+            fresh = max(fresh, draw)
 
     def _take(self) -> BaseException | None:
         try:
@@ -217,7 +228,7 @@ class _Work:
         out, noise = buffers.out[: read[0].size], None
         if stretch.rule == "average_noised":
             assert self.noise is not None
-            noise = self.noise.draw(piece.number, piece.length // SIZES[stretch.dtype], buffers.noise)
+            noise = self.noise.draw(piece.draw, piece.length // SIZES[stretch.dtype], buffers.noise)
         if not buffers.scratch.combine(stretch.dtype, read, self.weights, out, noise):
             self._refuse_values(piece, read, out)
         if stretch.rule == "keep_or_average":

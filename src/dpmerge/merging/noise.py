@@ -1,7 +1,8 @@
 """Release noise: Gaussian values that nobody can predict, made where they are needed and kept nowhere.
 
 Guarantees: the bits come from AES-256 in counter mode under a key the operating system gave, one key for each merge and
-one range of counters for each buffer, so that no two values share bits; they become float64 normals by Box and Muller.
+one range of counters for each buffer of a weight, so that no two values share bits, and all names of one weight share
+all of them; they become float64 normals by Box and Muller.
 
 This is a floating-point Gaussian, not an ideal one: each pair is made of a uniform number and an angle of 53 bits each,
 no value is beyond 8.58 standard deviations (an ideal one is with probability 1e-17), each is within some units in
@@ -34,7 +35,7 @@ class Noise:
         self._key = algorithms.AES(os.urandom(32) if key is None else key)
 
     def draw(self, piece: int, count: int, scratch: NoiseScratch) -> Array:
-        """So many values, which stay until the next draw; `piece` is a number that no other call has."""
+        """So many values, which stay until the next draw; `piece` is a number that no others have."""
         # Eight bytes say which piece, eight count blocks within it.
         stream = Cipher(self._key, modes.CTR(piece.to_bytes(8, "big") + bytes(8))).encryptor()
         for start in range(0, count, 2 * _PAIRS):

@@ -2,7 +2,8 @@
 
 Guarantees: a recipe of one checkpoint is that checkpoint's bytes; any other is merged as `engine` says, or, for LoRA
 adapters where asked for, concatenated exactly. Every file written is listed with its digest.
-Refuses: runs that may not be averaged, a donor that is not in the recipe, release noise on concatenated adapters.
+Refuses: runs that may not be averaged, a donor that is not in the recipe, release noise on concatenated adapters or on
+weights whose names are not known.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dpmerge.merging.copies import copy
 from dpmerge.merging.donor_files import ADAPTER_CONFIG, copy_small_files
 from dpmerge.merging.engine import merge
 from dpmerge.merging.progress import Progressed
+from dpmerge.merging.ties import require_ties, stated_ties
 from dpmerge.merging.writing import WrittenFile
 from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.portfolio.recipe import Recipe
@@ -66,8 +68,11 @@ def build(
             weights, without = concatenate(located, folder, donor=giving), (ADAPTER_CONFIG,)
         else:
             require_one_scaling(located)
+            # Before the charge this was asked too; but what was charged long ago is made now.
+            require_ties(portfolio, [(recipe, False)], jobs)
             weights = merge(
                 parts, folder, donor=giving, trained=trained_by(runs), release_noise=recipe.release_noise,
+                tied=stated_ties(runs) if recipe.release_noise > 0 else (),
                 frozen_may_differ="different_frozen_tensors" in portfolio.allowed, jobs=jobs, progress=progress,
             )  # fmt: skip
     small, left = copy_small_files(run, giving, folder, without=without)

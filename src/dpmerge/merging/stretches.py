@@ -1,14 +1,14 @@
 """What is done to which bytes: neighbouring tensors that are treated alike, taken together.
 
 Guarantees: the stretches of a merge cover every byte of every tensor of the output once, in the output's order; within
-one the bytes of each input lie together, in the same order.
-Refuses: models of different names, shapes or dtypes, weights that are not positive.
+one the bytes of each input lie together, in the same order. A tensor with several names is a stretch under each.
+Refuses: models of different names, shapes or dtypes, weights that are not positive, ties of what is not alike.
 """
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -50,6 +50,7 @@ class Stretch:
     dtype: str
     slots: tuple[Slot, ...]  # of the output
     places: tuple[Place, ...]
+    weight: str | None = None  # of a tensor with several names: the first of them, by which all are known
 
     @property
     def start(self) -> int:
@@ -90,6 +91,17 @@ def require_noise_everywhere(donor: SavedCheckpoint, trained: Collection[str] | 
         raise TensorMismatch(donor.manifest_file, "tensors.trained", None, accepted, found="none")
 
 
+def first_names(donor: SavedCheckpoint, tied: Iterable[Sequence[str]]) -> dict[str, str]:
+    """For each name of a tensor with several names the first of them; all of them are alike."""
+    first = {name: group[0] for group in tied for name in group}
+    for name, known_as in first.items():
+        (path, slot), (_, other) = donor.tensors[name], donor.tensors[known_as]
+        if (slot.dtype, slot.shape) != (other.dtype, other.shape):
+            accepted = f"{list(other.shape)} of {other.dtype}, as {known_as}, which is said to be the same weight"
+            raise TensorMismatch(path, name, None, accepted, found=f"{list(slot.shape)} of {slot.dtype}")
+    return first
+
+
 def rules_of(
     donor: SavedCheckpoint, *, trained: Collection[str] | None, parts: int, noised: bool, frozen_may_differ: bool
 ) -> Mapping[str, Rule]:
@@ -110,8 +122,10 @@ def _rule(dtype: str, trained: bool, parts: int, noised: bool, frozen_may_differ
     return "keep_or_average" if frozen_may_differ else "equal"
 
 
-def stretches_of(layout: Layout, inputs: Sequence[Input], rules: Mapping[str, Rule]) -> Iterator[Stretch]:
-    """The work, in the order of the output's bytes."""
+def stretches_of(
+    layout: Layout, inputs: Sequence[Input], rules: Mapping[str, Rule], first: Mapping[str, str]
+) -> Iterator[Stretch]:
+    """The work, in the order of the output's bytes; `first` is what `first_names` says."""
     for number, file in enumerate(layout.files):
         run: list[Slot] = []
         at: tuple[Place, ...] = ()
@@ -119,18 +133,21 @@ def stretches_of(layout: Layout, inputs: Sequence[Input], rules: Mapping[str, Ru
             if slot.end == slot.start:
                 continue
             places = tuple(_place(each, slot.name) for each in inputs)
-            if run and not _continues(run, at, slot, places, rules):
-                yield _stretch(number, run, at, rules)
+            alone = slot.name in first or (run and run[0].name in first)
+            if run and (alone or not _continues(run, at, slot, places, rules)):
+                yield _stretch(number, run, at, rules, first)
                 run = []
             at = at if run else places
             run.append(slot)
         if run:
-            yield _stretch(number, run, at, rules)
+            yield _stretch(number, run, at, rules, first)
 
 
-def _stretch(file: int, run: list[Slot], places: tuple[Place, ...], rules: Mapping[str, Rule]) -> Stretch:
-    rule, dtype = rules[run[0].name], run[0].dtype
-    return Stretch(file=file, rule=rule, dtype=dtype, slots=tuple(run), places=places)
+def _stretch(
+    file: int, run: list[Slot], places: tuple[Place, ...], rules: Mapping[str, Rule], first: Mapping[str, str]
+) -> Stretch:
+    name, dtype = run[0].name, run[0].dtype
+    return Stretch(file=file, rule=rules[name], dtype=dtype, slots=tuple(run), places=places, weight=first.get(name))
 
 
 def _place(each: Input, name: str) -> Place:

@@ -92,6 +92,23 @@ class Tensors(Strict):
     frozen_weights: Sha256 | None = Field(
         default=None, description="64 hexadecimal digits: digest of all frozen tensors, kept in the checkpoints or not"
     )
+    tied: list[Annotated[list[AnyText], Field(min_length=2)]] | None = Field(
+        default=None,
+        description="a list of lists, each of at least two trained tensors that are one weight; empty if no two are",
+    )
+
+    @model_validator(mode="after")
+    def _each_weight_once(self) -> Tensors:
+        trained, seen = set(self.trained), set[str]()
+        for place, group in enumerate(self.tied or ()):
+            for name in group:
+                if name not in trained:
+                    accepted = "names of trained tensors (what is frozen gets no noise, and needs no tie)"
+                    raise InvalidInput(f"tied[{place}]", name, accepted)
+                if name in seen:
+                    raise InvalidInput(f"tied[{place}]", name, "each tensor once, with all that are one weight with it")
+                seen.add(name)
+        return self
 
 
 class File(Strict):

@@ -145,6 +145,7 @@ def read_run(folder: Path, *, contents: bool) -> RecordedRun:
             manifest_file=manifest_file,
         )
         _require_recorded(manifest, place, checkpoint)
+        _require_tied(manifest, checkpoint)
         checkpoints.append(checkpoint)
     _require_frozen(manifest, checkpoints)
     return RecordedRun(manifest, folder, tuple(checkpoints))
@@ -206,6 +207,21 @@ def _require_recorded(manifest: Manifest, place: int, checkpoint: SavedCheckpoin
     if recorded is not None and checkpoint.weights != recorded:
         accepted, found = f"the weights that were recorded, {recorded}", f"weights with the digest {checkpoint.weights}"
         raise DigestMismatch(file, f"checkpoints[{place}].weights", recorded, accepted, found=found)
+
+
+def _require_tied(manifest: Manifest, checkpoint: SavedCheckpoint) -> None:
+    """Names that are said to be one weight have one dtype, shape and, where contents were read, value."""
+    for place, (first, *others) in enumerate(manifest.tensors.tied or () if manifest.tensors else ()):
+        slot = checkpoint.tensors[first][1]
+        for name in others:
+            path, other = checkpoint.tensors[name]
+            accepted = f"what {first} has, since tensors.tied[{place}] says that they are one weight"
+            for field in ("dtype", "shape"):
+                if getattr(other, field) != getattr(slot, field):
+                    found = f"{getattr(other, field)}, where {first} has {getattr(slot, field)}"
+                    raise TensorMismatch(path, f"{name}.{field}", None, accepted, found=found)
+            if checkpoint.digests is not None and checkpoint.digests[name] != checkpoint.digests[first]:
+                raise TensorMismatch(path, name, None, accepted, found=f"other values in {checkpoint.name}")
 
 
 def _require_frozen(manifest: Manifest, checkpoints: list[SavedCheckpoint]) -> None:

@@ -27,6 +27,7 @@ from dpmerge.ledger.request import ChargeRequest
 from dpmerge.merging.draw import draw
 from dpmerge.merging.readiness import require_ready, require_recorded
 from dpmerge.merging.staging import require_writable
+from dpmerge.merging.ties import require_ties
 from dpmerge.planning.plan import Plan
 from dpmerge.planning.planned import Planned
 from dpmerge.planning.target import Guarantee
@@ -188,6 +189,7 @@ def require_makeable(planned: Planned, order: Order, ledger: str | Path, jobs: i
     needed = max(require_ready(portfolio, r, donor=order.donor, adapters=order.adapters) for r in recipes)
     if (free := shutil.disk_usage(out.parent).free) < needed:
         raise CannotWrite("output", str(out), f"a place with room for {needed:,} bytes", found=f"room for {free:,}")
+    require_ties(portfolio, [(each.recipe, each.is_final) for each in planned.terms.candidates], jobs)
     if len(recipes) > 1:
         require_recorded([portfolio.saved(f"{run}@{step}") for run, step in input_names(planned.terms)], jobs)
 

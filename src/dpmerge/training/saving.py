@@ -2,7 +2,8 @@
 
 Guarantees: a checkpoint file appears whole or not at all, its digests are of the bytes that were written, and every
 value in it is finite.
-Refuses: state that is no tensor, and tensors the run did not train but that changed all the same.
+Refuses: state that is no tensor, tensors the run did not train but that changed all the same, trained parameters that
+share memory or are not those of the start.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from dpmerge.errors import CannotRecord
 from dpmerge.portfolio.manifest import File, SavedAs, Tensors, sync_folder
 from dpmerge.portfolio.tensors import read_contents, read_header, weights_digest
+from dpmerge.training.tied_weights import require_own_memory, tied_names
 
 DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
@@ -36,7 +38,8 @@ class ModelTensors:
         self._model = model
         self._trained_only = trained_only
         in_training = {id(parameter) for parameter in optimizer.params}
-        named = {name: id(value) for name, value in model.named_parameters(remove_duplicate=False)}
+        parameters = dict(model.named_parameters(remove_duplicate=False))
+        named = {name: id(value) for name, value in parameters.items()}
         state = self._state()
         self.trained = [name for name in state if named.get(name) in in_training]
         self.frozen = [name for name in state if named.get(name) not in in_training]
@@ -44,6 +47,8 @@ class ModelTensors:
             raise CannotRecord(
                 f"model: the optimizer trains {len(elsewhere)} tensors that are not in it; pass the whole model"
             )
+        self._parameters = {name: parameters[name] for name in self.trained}
+        require_own_memory(self._parameters)
         self._frozen_tensors = [state[name] for name in self.frozen]
         self._frozen_versions = self._written()
         self._initial = _digests(state, list(state))
@@ -58,6 +63,7 @@ class ModelTensors:
             initial={name: self._initial[name] for name in self._kept()},
             frozen=[] if self._trained_only else self.frozen,
             frozen_weights=digest,
+            tied=tied_names(self._parameters),
         )
 
     def require_untouched(self) -> None:
@@ -74,6 +80,7 @@ class ModelTensors:
         """Write the weights after a step, durably, under their final name; nothing is ever overwritten."""
         state = self._state()
         self._require_frozen(state)
+        self._require_same_parameters()
         name = f"step-{step}.safetensors"
         if (folder / name).exists():
             raise CannotRecord(f"directory: {folder / name} is there already; a record needs a folder of its own")
@@ -104,6 +111,17 @@ class ModelTensors:
                 accepted = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
                 raise CannotRecord(f"model.{name}: {kind}; accepted: tensors of {accepted}")
         return state
+
+    def _require_same_parameters(self) -> None:
+        """Names that were tied, or untied, in mid-run are not what the optimizer trains and the record describes."""
+        now = dict(self._model.named_parameters(remove_duplicate=False))
+        for name, parameter in self._parameters.items():
+            if now.get(name) is not parameter:
+                raise CannotRecord(
+                    f"model.{name}: another parameter than at the start of the record, so not the one the optimizer "
+                    "trains; tie weights, or replace them, before make_private"
+                )
+        require_own_memory(self._parameters)
 
     def _weights(self, state: Mapping[str, Tensor]) -> str:
         kept = self._kept()

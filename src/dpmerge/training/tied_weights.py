@@ -1,0 +1,46 @@
+"""Trained parameters that have several names, and parameters that share memory without being one.
+
+Guarantees: names that are called tied are names of one Parameter, clipped, noised and moved once; all other trained
+parameters have memory of their own.
+Refuses: two Parameters over the same memory. Each is noised and moved by itself, so that the weights get the steps of
+both, which no record describes; as a transposed or partial view they could not be called tied either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+
+from torch import Tensor
+
+from dpmerge.errors import CannotRecord
+
+
+def tied_names(parameters: Mapping[str, Tensor]) -> list[list[str]]:
+    """The names of each parameter that has several, in the order of the model."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in parameters.items():
+        names.setdefault(id(parameter), []).append(name)
+    return [group for group in names.values() if len(group) > 1]
+
+
+def require_own_memory(parameters: Mapping[str, Tensor]) -> None:
+    """Refuse two parameters whose memory overlaps (or lies interleaved), by whatever view."""
+    once = {id(parameter): (name, parameter) for name, parameter in parameters.items()}
+    places = sorted(
+        (str(parameter.device), *_extent(parameter), name) for name, parameter in once.values() if parameter.numel()
+    )
+    for (device, _, end, name), (other_device, start, _, other) in pairwise(places):
+        # If no neighbours overlap, no two do.
+        if device == other_device and start < end:
+            raise CannotRecord(
+                f"model.{other}: shares memory with model.{name} and is another parameter, so that it moves with two "
+                "steps and two noises; make it the same parameter, or compute it from the other in forward()"
+            )
+
+
+def _extent(parameter: Tensor) -> tuple[int, int]:
+    """The addresses from its first value to the end of its last."""
+    last = sum((size - 1) * stride for size, stride in zip(parameter.shape, parameter.stride(), strict=True))
+    start = parameter.data_ptr()
+    return start, start + (last + 1) * parameter.element_size()
