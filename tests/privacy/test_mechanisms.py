@@ -403,7 +403,7 @@ def test_invalid_facts_are_refused_by_name(name: str) -> None:
 
 
 def test_points_that_nearly_coincide_have_a_hull() -> None:
-    """Their distance in e^ε is too small for one minus an exponential, which is zero, and no number is divided by it."""
+    """One minus the exponential of their distance is zero, and no number is divided by it."""
     points = ((1.0, 0.0), (1e-281, 1e-294))
     profile = ApproximateDp(points=points, adjacency=Adjacency.ADD_REMOVE).profile()
     assert 0 < profile.delta(0.0) < 1e-30
