@@ -41,6 +41,7 @@ from dpmerge.training.reference_optimizer import ReferenceOptimizer
 from dpmerge.training.saving import ModelTensors
 from dpmerge.training.smooth_models import derived_smoothness, warn_clipping
 from dpmerge.training.steps import MOST_BLOCKS, Step, StepReader, coarse_history, folded
+from dpmerge.training.tied_weights import require_measured
 
 MOST_RATES = 100_000
 """So many steps with a rate each fit into a manifest; of longer schedules it keeps what an accountant would."""
@@ -292,6 +293,8 @@ def record(
     )
     if smoothness is not None and smoothness.kind == "softmax":
         warn_clipping(reader.clip_norm, smoothness)
+    if reader.ghost:
+        require_measured(model, module)
     tensors = ModelTensors(module, optimizer, trained_only=trained_only)
     source = randomness(next(iter(optimizer.params)).device, noise_seed)
     noise = source.record
