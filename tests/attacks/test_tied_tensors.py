@@ -31,6 +31,7 @@ from dpmerge.merging.engine import merge
 from dpmerge.merging.recipe_files import build
 from dpmerge.planning.planned import Planned
 from dpmerge.planning.terms import CandidateTerms, Choice, Seen, Terms, part_of
+from dpmerge.portfolio.caveats import caveats
 from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.portfolio.recipe import Recipe
 from dpmerge.releasing import finishing
@@ -405,6 +406,24 @@ class TestRefusedBeforeTheCharge:
         plan = planned(portfolio, {"a@1": 1.0}, 0.0, "last_step", 20.0)
         assert releasing.release(plan, out=tmp_path / "out", final=True).guarantee.epsilon > 10
         assert read(tmp_path / "out")[NAMES[3]].tobytes() == values(1).tobytes()
+
+
+class TestToldBeforehand:
+    """Whoever reads everything, as `inspect` and `plan` do, hears of it before a release is asked for."""
+
+    @pytest.mark.parametrize(
+        ("facts", "told"), [({}, True), ({"tied": []}, True), ({"tied": [list(NAMES)]}, False)], ids=["", "none", "all"]
+    )
+    def test_untold_tie(self, tmp_path: Path, facts: Any, told: bool) -> None:
+        portfolio = Portfolio.load(write(tmp_path, "a", one_weight(), **facts))
+        found = [caveat.text for caveat in caveats(portfolio) if caveat.name == "untold_tie"]
+        assert [text.split(" hold")[0] for text in found] == ["layers.00.weight and layers.01.weight"] * told
+
+    def test_at_rest_or_frozen(self, tmp_path: Path) -> None:
+        zeros = {name: np.zeros(64, np.float32) for name in ("x", "y")}
+        frozen = {name: values(1) for name in ("f", "g")}
+        write(tmp_path, "a", {**zeros, **frozen}, initial=zeros, tied=[], frozen=["f", "g"])
+        assert "untold_tie" not in {caveat.name for caveat in caveats(Portfolio.load(tmp_path))}
 
 
 class TestEqualAndNotTied:

@@ -29,6 +29,7 @@ import numpy.typing as npt
 from dpmerge.errors import TensorMismatch
 from dpmerge.merging.arithmetic import FLOATS
 from dpmerge.merging.sources import opened, read_exactly
+from dpmerge.portfolio.manifest import Tensors
 from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.portfolio.recipe import Recipe
 from dpmerge.portfolio.runs import Run, SavedCheckpoint
@@ -116,9 +117,11 @@ def _looked(run: Run, checkpoint: SavedCheckpoint, jobs: int) -> _Looked:
     with ThreadPoolExecutor(jobs, thread_name_prefix="ties") as pool:
         values = dict(zip(names, pool.map(lambda name: _values(*checkpoint.tensors[name]), names), strict=True))
     same: set[Names] = set()
+    tied = {name: tie for tie in _stated(run) for name in tie}
     for group in (group for alike in sizes.values() for group in _equal(alike, values)):
-        if _may_be_equal(run, checkpoint, group, values):
-            same.update(tie for tie in _stated(run) if tie <= group)
+        weights = {tied.get(name, frozenset([name])) for name in group}
+        if _may_be_equal(facts, checkpoint.tensors[min(group)][1], group, len(weights), values):
+            same.update(weight for weight in weights if len(weight) > 1 and weight <= group)
         else:
             same.add(group)
     return _Looked(values, frozenset(same))
@@ -132,16 +135,12 @@ def _equal(names: Sequence[str], values: Mapping[str, _Values]) -> list[Names]:
     return [frozenset(group) for group in found.values() if len(group) > 1]
 
 
-def _may_be_equal(run: Run, checkpoint: SavedCheckpoint, names: Names, values: Mapping[str, _Values]) -> bool:
+def _may_be_equal(facts: Tensors | None, slot: Slot, names: Names, weights: int, values: Mapping[str, _Values]) -> bool:
     """Whether weights that are said to be several may be equal: at rest since the start, or few values by chance."""
-    facts = run.manifest.tensors
     if facts is None or facts.tied is None:
         return False
-    if all(facts.initial.get(name) == values[name].digest for name in names):
-        return True
-    weights = len({next((tie for tie in _stated(run) if name in tie), name) for name in names})
-    slot = checkpoint.tensors[min(names)][1]
-    return (weights - 1) * math.prod(slot.shape) * PRECISION[slot.dtype] < NO_CHANCE
+    at_rest = all(facts.initial.get(name) == values[name].digest for name in names)
+    return at_rest or (weights - 1) * math.prod(slot.shape) * PRECISION[slot.dtype] < NO_CHANCE
 
 
 def _require_stated(run: Run, checkpoint: SavedCheckpoint, looked: _Looked) -> None:
@@ -164,8 +163,11 @@ def _require_stated(run: Run, checkpoint: SavedCheckpoint, looked: _Looked) -> N
 
 
 def _tied_in_one(first: SavedCheckpoint, other: SavedCheckpoint, names: Names) -> TensorMismatch:
-    accepted = f"weights that are one in both {first.name} and {other.name} or in neither, or a joint release"
-    found = f"{', '.join(sorted(names))} with the same values in one of them"
+    accepted = (
+        f"weights that are one in both {first.name} and {other.name} or in neither; manifests that state tensors.tied, "
+        "if they only rest in one; or a joint release"
+    )
+    found = f"{', '.join(sorted(names))} with the same values in one of the two"
     return TensorMismatch(other.manifest_file, "tensors", None, accepted, found=found)
 
 

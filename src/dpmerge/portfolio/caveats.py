@@ -5,6 +5,7 @@ Guarantees: every fact that was stated as unknown, unusual or private shows up h
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -58,11 +59,31 @@ def _run_caveats(run: Run) -> Iterator[Caveat]:
     yield from statement_caveats(run.manifest.statement)
     if not run.checkpoints:
         yield Caveat("no_checkpoint", run.id, "no checkpoint was kept")
+    if (pair := _untold_pair(run)) is not None:
+        text = f"{pair[0]} and {pair[1]} hold the same values and are not said to be one weight (tensors.tied)"
+        yield Caveat("untold_tie", run.id, f"{text}: release noise on them is refused")
     private = sorted({m.name for c in run.checkpoints for m in c.metrics if m.measured_on != "public"})
     if private:
         yield Caveat(
             "private_metrics", run.id, f"measured on private data, never used for planning: {', '.join(private)}"
         )
+
+
+def _untold_pair(run: Run) -> tuple[str, str] | None:
+    """Two trained tensors that hold the same values, where these are known, and that no record says are one weight."""
+    facts = run.manifest.tensors
+    trained = None if facts is None else set(facts.trained)
+    weights = {name: group[0] for group in (facts.tied or () if facts else ()) for name in group}
+    for checkpoint in run.checkpoints:
+        seen: dict[str, str] = {}
+        for name, digest in (checkpoint.digests or {}).items():
+            if (trained is not None and name not in trained) or not math.prod(checkpoint.tensors[name][1].shape):
+                continue
+            other = seen.setdefault(digest, name)
+            rests = facts is not None and facts.tied is not None and facts.initial.get(name) == digest
+            if weights.get(name, name) != weights.get(other, other) and not rests:
+                return other, name
+    return None
 
 
 def statement_caveats(stated: RunStatement) -> Iterator[Caveat]:
