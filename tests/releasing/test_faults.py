@@ -65,6 +65,7 @@ from portfolio.portfolios import read_manifest, write_json
 from releasing.faults import (
     NOTE,
     POINTS,
+    after_charging,
     charged,
     failing_writes,
     pending,
@@ -344,15 +345,19 @@ class TestFailures:
 
     @pytest.mark.parametrize("wanted", [AVERAGE, NOISE], ids=lambda wanted: wanted.name)
     @pytest.mark.parametrize("fault", [truncated, changed, not_a_number, removed, a_folder], ids=lambda f: f.__name__)
-    def test_an_input(
+    def test_an_input_after_the_charge(
         self, home: Path, place: Path, tmp_path: Path, wanted: Wanted, fault: Callable[[Path], None]
     ) -> None:
         file, out = home / "c" / "step-20.safetensors", place / "out"
         planned = wanted.plan(loaded(home))
         whole = file.rename(tmp_path / "whole")
         shutil.copyfile(whole, file)
-        fault(file)
-        ended = Child(lambda: release(planned, out=out, final=wanted.final)).ended()
+
+        def work() -> None:
+            Ledger.charge = after_charging(lambda: fault(file))  # type: ignore[method-assign]
+            release(planned, out=out, final=wanted.final)
+
+        ended = Child(work).ended()
         charged_and_pending(home, place, ended)
         (entry,) = pending(home)
         result = ran("ledger", "recover", home)
