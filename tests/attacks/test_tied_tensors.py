@@ -26,11 +26,12 @@ from dpmerge.errors import CannotWrite, TensorMismatch
 from dpmerge.evaluation.evaluate import score_one
 from dpmerge.evaluation.merged_model import StoredModel
 from dpmerge.ledger.ledger import Ledger
-from dpmerge.merging import recipe_files, ties
+from dpmerge.merging import engine, recipe_files, ties
 from dpmerge.merging.engine import merge
 from dpmerge.merging.recipe_files import build
 from dpmerge.planning.planned import Planned
 from dpmerge.planning.terms import CandidateTerms, Choice, Seen, Terms, part_of
+from dpmerge.portfolio import runs
 from dpmerge.portfolio.caveats import caveats
 from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.portfolio.recipe import Recipe
@@ -104,19 +105,19 @@ def planned(
     most: float = 1.0,
 ) -> Planned:
     recipe = Recipe.of(weights)
-    runs = [run.manifest.statement for run in portfolio.runs if f"{run.id}@1" in weights]
+    stated = [run.manifest.statement for run in portfolio.runs if f"{run.id}@1" in weights]
     candidate = CandidateTerms(
         parts=[part_of(name, weight) for name, weight in recipe.parts],
         release_noise=noise,
         theorem=theorem,
-        seen=[Seen(run=stated.run, step=1) for stated in runs],
+        seen=[Seen(run=each.run, step=1) for each in stated],
     )
     terms = Terms(
         dataset=portfolio.dataset,
         unit=portfolio.unit,
         adjacency=portfolio.adjacency.value,
         accounting="pld",
-        runs=runs,
+        runs=stated,
         candidates=[candidate],
         probabilities=[1.0],
         choice=Choice.stated("the tests", "weights_stated_without_looking_at_the_models"),
@@ -182,8 +183,12 @@ class TestOneDraw:
     def test_averaging_twelve_names_costs_what_is_certified(self, tmp_path: Path, theorem: str, shards: int) -> None:
         averaging_twelve_names(tmp_path, theorem, shards)
 
-    def test_a_draw_for_each_name_would_be_noticed(self, tmp_path: Path) -> None:
-        must_notice(averaging_twelve_names, tmp_path, recipe_files, "stated_ties", lambda runs: ())
+    @pytest.mark.parametrize(
+        ("owner", "name", "fault"),
+        [(recipe_files, "stated_ties", lambda runs: ()), (engine, "first_names", lambda donor, tied: {})],
+    )
+    def test_a_draw_for_each_name_would_be_noticed(self, tmp_path: Path, owner: Any, name: str, fault: Any) -> None:
+        must_notice(averaging_twelve_names, tmp_path, owner, name, fault)
 
     def test_it_verifies_and_cannot_be_rebuilt(self, tmp_path: Path) -> None:
         write(tmp_path / "runs", "a", one_weight(), tied=[list(NAMES)])
@@ -375,9 +380,12 @@ class TestRefusedBeforeTheCharge:
         must_notice(noticed, tmp_path, owner, name, fault)
 
     def test_a_false_tie_is_refused_when_contents_are_read(self, tmp_path: Path) -> None:
-        write(tmp_path, "a", {"x": values(1), "y": values(2)}, tied=[["x", "y"]])
-        with pytest.raises(TensorMismatch, match="y: got other values in a@1"):
-            Portfolio.load(tmp_path)
+        def attack(home: Path) -> None:
+            write(home, "a", {"x": values(1), "y": values(2)}, tied=[["x", "y"]])
+            with pytest.raises(TensorMismatch, match="y: got other values in a@1"):
+                Portfolio.load(home)
+
+        must_notice(attack, tmp_path, runs, "_require_tied", lambda *_: None)
 
     def test_charged_before_anybody_asked(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A release that an earlier version charged and did not finish is not made with noise under each name."""
