@@ -177,7 +177,7 @@ def require_writable(target: Path, *, overwrite: bool, inputs: Iterable[Path] = 
 def staged_for(target: Path) -> Iterator[Path]:
     """The folders that merges for a target are writing, or left when they were killed."""
     pattern = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{8}}\.partial")
-    for path in sorted(target.parent.iterdir()):
+    for path in sorted(target.parent.iterdir()) if target.parent.is_dir() else ():
         if pattern.fullmatch(path.name) and not path.is_symlink() and path.is_dir():
             yield path
 
