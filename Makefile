@@ -57,7 +57,7 @@ audit: $(INSTALLED)  ## attack every built-in scenario and write the table of do
 	$(BIN)/dpmerge audit --scenario all --json > docs/audit/scenarios.new
 	mv docs/audit/scenarios.new docs/audit/scenarios.json
 	$(BIN)/python -m dpmerge.audit.page docs/audit/scenarios.json docs/audit.md
-	$(BIN)/dpmerge audit --scenario contraction --picture docs/audit/contraction.png
+	$(BIN)/dpmerge audit --scenario logistic --picture docs/audit/logistic.png
 
 examples: $(INSTALLED)  ## train the example portfolios again, into .examples
 	$(BIN)/python examples/mnist/train.py --out .examples/mnist

@@ -195,11 +195,18 @@ class TestPage:
             assert found[scenario, claim]["verdict"] == "tight", scenario
             assert found[scenario, claim]["estimator"] == "gaussian", scenario
 
-    def test_the_committed_results_have_both_counterexamples(self) -> None:
+    def test_the_committed_results_have_all_counterexamples(self) -> None:
         results = json.loads((DOCS / "audit" / "scenarios.json").read_text())
-        first, second = (
-            next(s for s in results["scenarios"] if s["name"] == name) for name in ("revealed_state", "contraction")
+        plain, total, first, second = (
+            next(s for s in results["scenarios"] if s["name"] == name)
+            for name in ("logistic", "logistic_total_clipped", "revealed_state", "contraction")
         )
+        for scenario, least in ((plain, 3.5), (total, 0.3)):
+            assert scenario["seconds"] < 60
+            assert scenario["findings"][0]["trials"] >= 10**6
+            assert scenario["findings"][0]["lower_bound"] > least
+        verdicts = [{f["claimed_by"]: f["verdict"] for f in s["findings"]}["merged_trajectory"] for s in (plain, total)]
+        assert verdicts == ["violated", "consistent"]
         assert first["seconds"] + second["seconds"] < 120
         assert min(f["lower_bound"] for f in first["findings"]) >= 9
         mu = second["findings"][0]["mu"]

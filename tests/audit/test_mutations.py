@@ -68,6 +68,9 @@ def oracles(gaussian_values: Any, hidden_state_values: Any) -> dict[str, Callabl
         "sampling buys nothing": test_combination.test_sampling_buys_nothing_where_the_clipped_total_is_the_update,
         "paper's schedule": test_combination.test_the_paper_schedule_with_release_noise,
         "merged trajectory is false": test_combination.test_merged_trajectory_is_false_for_unequal_contractions,
+        "merged trajectory is false, logistic regression": (
+            test_combination.test_merged_trajectory_is_false_for_logistic_regression
+        ),
     }
 
 
@@ -188,6 +191,11 @@ def premise_taken_for_granted(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(combination, "bounded_update", lambda *_: granted)
 
 
+def clipped_gradients_taken_for_a_clipped_total(patch: pytest.MonkeyPatch) -> None:
+    """What the paper's update says, claimed of ordinary per-example clipping."""
+    patch.setattr(premises, "whole_update_clipped", lambda _: True)
+
+
 def clipped_total_amplified(patch: pytest.MonkeyPatch) -> None:
     """Sampling taken to help where the clipped total is the whole update."""
     exact = combination.merged_trajectory_formula
@@ -225,6 +233,7 @@ CAUGHT: dict[Mutation, tuple[str | None, str]] = {
     wrong_alignment: ("forgetting", "paper's schedule"),
     epoch_at_its_largest_noise: ("single_shuffled", "shuffled batches"),
     premise_taken_for_granted: ("revealed_state", "merged trajectory is false"),
+    clipped_gradients_taken_for_a_clipped_total: ("logistic", "merged trajectory is false, logistic regression"),
     clipped_total_amplified: ("aggregate_poisson", "sampling buys nothing"),
 }
 """Which scenario and which oracle test notices which bug. Of a figure that is too large no attack can tell."""

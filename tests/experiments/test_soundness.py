@@ -17,7 +17,7 @@ from dpmerge.experiments.training import warm_up_and_decay
 from dpmerge.experiments.workshop import Workshop
 from dpmerge.report.plots import Plot, values
 from experiments.roundtrip import roundtrip
-from oracle import affine_chains, gaussian_mp, hidden_state_taut
+from oracle import affine_chains, gaussian_mp, hidden_state_taut, logistic_steps
 
 Numbers = dict[str, Any]
 
@@ -52,8 +52,21 @@ def test_the_example_of_the_theory(numbers: Numbers) -> None:
     assert all(figure in words for figure in ("0.945", "0.427", "0.519", "1.184"))
 
 
+def test_logistic_regression(numbers: Numbers) -> None:
+    found = numbers["logistic"]
+    for key, total in (("true", False), ("true, total clipped", True)):
+        laws = logistic_steps.flipped_label(301, (10.0, 0.5), total=total)
+        assert found[key] == pytest.approx(logistic_steps.epsilon(*laws, DELTA), abs=5e-4)
+    said = statement(numbers, "logistic regressions")
+    assert said.verdict == "disagrees"
+    assert all(figure in said.measured for figure in ("1.19", "3.86", "0.50", "24.47", "39.45"))
+    other = copy.deepcopy(numbers)
+    other["logistic"]["true"] = 1.0
+    assert statement(other, "logistic regressions").verdict == "agrees"
+
+
 def test_the_contracting_counterexample(numbers: Numbers) -> None:
-    mus, example = numbers["contraction"]["mus"], affine_chains.counterexample_two()
+    mus, example = numbers["contraction"]["mus"], affine_chains.unequal_contractions()
     assert mus["true"] == pytest.approx(example.truth, rel=1e-9)
     assert mus["merged_trajectory"] == pytest.approx(example.merged_trajectory, rel=1e-9)
     assert mus["joint_release"] == pytest.approx(example.joint_release, rel=1e-9)

@@ -64,7 +64,7 @@ class Counterexample(NamedTuple):
     joint_release: float
 
 
-def counterexample_two(steps: int = 100) -> Counterexample:
+def unequal_contractions(steps: int = 100) -> Counterexample:
     """Two runs, constant gradients, contraction by 0.9 in one and none in the other; add_remove.
 
     The formula of the merged trajectory, (sum lambda eta k C)^2 / sum (lambda eta sigma C)^2 per step, lies

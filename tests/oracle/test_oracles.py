@@ -15,6 +15,7 @@ from oracle import (
     affine_chains,
     gaussian_mp,
     hidden_state_qp,
+    logistic_steps,
     mixture_quadrature,
     randomized_response,
     renyi_quadrature,
@@ -115,11 +116,39 @@ def test_mixture_of_equals_is_gaussian() -> None:
 # Affine chains
 
 
-def test_second_counterexample() -> None:
-    example = affine_chains.counterexample_two()
+def test_unequal_contractions() -> None:
+    example = affine_chains.unequal_contractions()
     assert example.truth == pytest.approx(4.40, abs=0.005)
     assert example.merged_trajectory == pytest.approx(1.99, abs=0.005)
     assert example.joint_release == pytest.approx(10.05, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("records", "noises", "true"),
+    [(3, (10, 0.5), 0.778), (101, (10, 0.5), 2.942), (301, (10, 0.5), 3.863), (1001, (10, 0.25), 11.095)],
+)
+def test_two_steps_of_logistic_regression(records: int, noises: tuple, true: float) -> None:
+    """At two resolutions; and clipping the total makes every row 0.50."""
+    for total, expected in ((False, true), (True, 0.498)):
+        coarse, fine = (
+            logistic_steps.epsilon(
+                *logistic_steps.flipped_label(records, noises, total=total, width=width, points=points), 1e-5
+            )
+            for width, points in ((0.5, 20_000), (0.25, 40_000))
+        )
+        assert fine == pytest.approx(coarse, abs=1e-3)
+        assert fine == pytest.approx(expected, abs=3e-3)
+
+
+def test_without_a_second_step_logistic_regression_is_gaussian() -> None:
+    """Feature zero: nobody pushes, and the law is that of the noise; one record alone, its gradient always clipped."""
+    law = logistic_steps.merged_law(
+        labels=[1], feature=0.0, noises=(3.0,), weights=(1.0,), total=False, width=0.1, points=4000
+    )
+    place = (np.arange(len(law)) - len(law) // 2) * 0.1
+    assert law.sum() == pytest.approx(1)
+    assert law @ place == pytest.approx(0, abs=1e-9)
+    assert law @ place**2 == pytest.approx(2 * 3.0**2, rel=1e-3)
 
 
 def test_scalar_chains_agree_with_covariance_algebra() -> None:

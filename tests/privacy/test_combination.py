@@ -32,7 +32,7 @@ from dpmerge.privacy import (
     merged_trajectory_mus,
     tightest,
 )
-from oracle import affine_chains
+from oracle import affine_chains, logistic_steps
 from privacy.runs import DELTA, failing, sampled, sgd
 
 
@@ -85,6 +85,25 @@ def affine(combination: LinearCombination) -> list[affine_chains.Chain]:
     return chains
 
 
+def test_merged_trajectory_is_false_for_logistic_regression() -> None:
+    """Two steps, 301 records, each gradient clipped: 1.19 claimed, 3.86 true. With the total clipped it is 0.50."""
+    truths = {total: logistic_steps.flipped_label(301, (10.0, 0.5), total=total) for total in (False, True)}
+    for clipping, total in ((Clipping.PER_EXAMPLE, False), (Clipping.AGGREGATE, True)):
+        runs = [sgd([1.0, 1.0], sigma, clipping=clipping) for sigma in (10.0, 0.5)]
+        combination = LinearCombination.of_runs(runs, [0.9, 0.1])
+        claimed, truth = merged_trajectory(combination), logistic_steps.epsilon(*truths[total], DELTA)
+        assert claimed.mu is not None
+        assert gaussian_epsilon(claimed.mu, DELTA) == pytest.approx(1.19, abs=5e-3)
+        assert truth == pytest.approx(0.50 if total else 3.86, abs=5e-3)
+        assert claimed.certifies == total
+        assert failing(claimed) == ([] if total else ["update_bounded_for_any_two_hidden_states"])
+        for theorem in (joint_release, last_step):
+            bound = theorem(combination)
+            assert bound.certifies
+            assert bound.mu is not None
+            assert gaussian_epsilon(bound.mu, DELTA) > truth
+
+
 @given(combinations())
 def test_no_certifying_theorem_is_below_the_truth_of_affine_runs(combination: LinearCombination) -> None:
     """The exact μ of the merged release bounds every sound theorem from below."""
@@ -123,7 +142,7 @@ def test_merged_trajectory_bounds_a_shared_affine_map(combination: LinearCombina
 
 def test_merged_trajectory_is_false_for_unequal_contractions() -> None:
     """A working counterexample: λ = (½, ½), σ = (10, 1), 100 steps, maps contracting by 0.9 and 1, add_remove."""
-    example = affine_chains.counterexample_two()
+    example = affine_chains.unequal_contractions()
     runs = [sgd([1.0] * 100, sigma, adjacency="add_remove") for sigma in (10.0, 1.0)]
     combination = LinearCombination.of_runs(runs, [0.5, 0.5])
     claimed = merged_trajectory(combination)

@@ -11,7 +11,7 @@ from typing import Any
 from dpmerge.audit.confirmation import confirmed
 from dpmerge.audit.estimate import estimate_delta, estimate_epsilon
 from dpmerge.audit.findings import Estimate, Finding
-from dpmerge.audit.scenarios import averages, choosing, convex, counterexamples, runs, seeds, several
+from dpmerge.audit.scenarios import averages, choosing, convex, counterexamples, logistic, runs, seeds, several
 from dpmerge.audit.scenarios.scenario import Scenario
 from dpmerge.errors import InvalidInput
 
@@ -19,7 +19,7 @@ from dpmerge.errors import InvalidInput
 @cache
 def scenarios() -> Mapping[str, Scenario]:
     """Every scenario, in the order of the documentation."""
-    parts = (runs, averages, convex, counterexamples, choosing, several, seeds)
+    parts = (runs, averages, convex, logistic, counterexamples, choosing, several, seeds)
     return {scenario.name: scenario for part in parts for scenario in part.SCENARIOS}
 
 

@@ -67,7 +67,8 @@ def account(
     optionally `probabilities` (release one, drawn at random) and `weights` (release the weighted average).
 
     For a combination all theorems are shown side by side. **proof here?** says whether a figure is proved for *these*
-    runs: the paper's `merged_trajectory`, for one, does not hold for ordinary DP-SGD.
+    runs: the paper's `merged_trajectory`, for one, is a theorem where the total gradient is clipped, and none for
+    ordinary DP-SGD, which clips each record's.
 
     Example: `{"adjacency": "replace_one", "delta": 1e-5, "runs": [{"blocks": [{"steps": 20, "noise_multiplier": 32,
     "clip_norm": 2, "learning_rate": 4}]}]}`

@@ -78,7 +78,7 @@ def audit(
     Exit codes: 0 nothing is violated (of scenarios: exactly what theory says is), 1 otherwise, 2 could not run.
 
     Example: `dpmerge audit merged`, `dpmerge audit plan.json --portfolio examples/mnist`,
-    `dpmerge audit --scenario contraction`
+    `dpmerge audit --scenario logistic`
     """
     with one_line_errors():
         if (subject is None) == (not scenario):

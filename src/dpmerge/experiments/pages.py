@@ -32,8 +32,9 @@ What to know before comparing with the paper:
 - **ε is for one record replaced**, as in the paper; only for Poisson batches (`checkpoints`) for one added or removed,
   since RDP is known for that alone, with ε by PLD for a record replaced beside it. Figures are
   rounded to the nearest digit, since they are compared with each other; the ε of a release is always rounded up.
-- **merged_trajectory**, the paper's accounting of linear combination, is not a proof for ordinary DP-SGD of two or
-  more steps (docs/theory.md says why, the experiment `soundness` what a proof costs). Its curves are dashed.
+- **merged_trajectory**, the paper's accounting of linear combination, is a theorem about clipped totals, as the paper
+  writes its update, and not a proof for ordinary DP-SGD of two or more steps, which clips each record's gradient
+  (docs/theory.md says why, the experiment `soundness` what a proof costs). Its curves are dashed.
 - The paper chooses weights by test accuracy and does not pay for it. So do its curves here, but a choice is made on
   one half of the test images and measured on the other, so that the best of many is no luck. The planner's curves are
   chosen without looking at any model.

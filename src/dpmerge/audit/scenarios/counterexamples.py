@@ -1,7 +1,7 @@
-"""The two counterexamples to merged_trajectory for ordinary DP-SGD (docs/theory.md, section 4).
+"""Two further counterexamples to merged_trajectory for ordinary DP-SGD; the first is logistic regression (logistic.py).
 
-Guarantees: only the merged model is looked at. The first attack rests on counted errors alone; of the second release,
-which is Gaussian by construction, μ is also known exactly.
+Guarantees: only the merged model is looked at. The attack on hidden states that are revealed rests on counted errors
+alone; of the contracting runs' average, which is Gaussian by construction, μ is also known exactly.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def read_back(across: Array, up: Array, weights: Array, noise_multipliers: Array
 
 
 def revealing(weights: Array, noise_multipliers: Array) -> Attack:
-    """The attack on the first counterexample."""
+    """The attack on the hidden states that the other records reveal."""
 
     def scores(rng: np.random.Generator, trials: int, present: bool) -> Array:
         seen = written_down(rng, trials, present, weights, noise_multipliers)
@@ -69,7 +69,7 @@ CONTRACTIONS = (0.9, 1.0)
 
 
 def revealed_parts() -> list[Part]:
-    """The runs of the first counterexample."""
+    """The runs whose hidden states are revealed."""
     return [
         (Schedule.of(f"run-{k + 1}", steps=2, noise_multiplier=float(noise), adjacency="replace_one"), 2, float(weight))
         for k, (noise, weight) in enumerate(zip(NOISE_MULTIPLIERS, WEIGHTS, strict=True))
@@ -77,7 +77,7 @@ def revealed_parts() -> list[Part]:
 
 
 def contracted_parts(steps: int = 100) -> list[Part]:
-    """The runs of the second."""
+    """The runs that forget at different speeds."""
     stretched = zip((10.0, 1.0), CONTRACTIONS, strict=True)
     return [
         (
@@ -105,7 +105,7 @@ SCENARIOS = (
         attack=lambda: revealing(WEIGHTS, NOISE_MULTIPLIERS),
         claims=lambda: average_claims(revealed_parts(), DELTA, false={"merged_trajectory"}),
         trials=2_000_000,
-        note="The first counterexample of docs/theory.md.",
+        note="The second counterexample of docs/theory.md.",
     ),
     Scenario(
         name="contraction",
@@ -116,7 +116,7 @@ SCENARIOS = (
         attack=lambda: merged(contracted_parts(), 0.0, stretches=CONTRACTIONS),
         claims=lambda: average_claims(contracted_parts(), DELTA, false={"merged_trajectory"}),
         note=(
-            "The second counterexample of docs/theory.md: all is linear, and the true μ is "
+            "The third counterexample of docs/theory.md: all is linear, and the true μ is "
             f"{linear_mu(contracted_parts(), CONTRACTIONS):.2f}."
         ),
     ),
