@@ -38,6 +38,8 @@ _MECHANISMS: tuple[Document, ...] = (
     {"kind": "accountant_history", "blocks": [{"steps": 6, "noise_multiplier": 1.5, "sampling_rate": 1}],
      "sampling": "shuffled", "steps_per_epoch": 2, "clipping": "aggregate", "public_divisor": False},
     {"kind": "gaussian_release", "sensitivity": 1, "standard_deviation": 2},
+    {"kind": "gaussian_release", "sensitivity": 1, "standard_deviation": 2, "noise_on": "weights"},
+    {"kind": "gaussian_dp", "mu": 0.5},
     {"kind": "renyi", "orders": [1.5, 2, 8, 64], "values": [0.1, 0.2, 0.9, 7]},
     {"kind": "approximate_dp", "points": [{"epsilon": 0, "delta": 0.4}, {"epsilon": 2, "delta": 1e-6}]},
     {"kind": "non_private"},

@@ -224,7 +224,7 @@ def test_release_noise_enters_last_step_and_hidden_state_only() -> None:
         ),
         ({"smoothness": {"kind": "logistic", "batch_size": 9}}, "features_bounded"),
         ({"smoothness": {"kind": "logistic", "feature_bound": 1}}, "number_of_records_bounded"),
-        ({"lipschitz": 1, "momentum": 0.9}, "sgd_without_momentum"),
+        ({"lipschitz": 1, "momentum": 0.9, "nesterov": False, "dampening": 0}, "sgd_without_momentum"),
         ({"lipschitz": 1, "sampling": "shuffled", "steps_per_epoch": 2}, "full_batch"),
         ({}, "smoothness_known"),
     ],

@@ -17,7 +17,7 @@ from dpmerge.errors import InvalidInput
 from dpmerge.portfolio import Portfolio
 from dpmerge.portfolio.manifest import Manifest
 from dpmerge.portfolio.statement import RunStatement
-from dpmerge.privacy import Adjacency, DpSgd, GaussianRelease
+from dpmerge.privacy import Adjacency, DpSgd, GaussianDp, GaussianRelease
 from dpmerge.privacy.releases import AccountantHistory
 from portfolio.manifests import Document, manifests
 from portfolio.portfolios import DP_SGD, HISTORY, manifest, replaced
@@ -139,6 +139,14 @@ def test_a_gaussian_release_moves_by_its_sensitivity(adjacency: str) -> None:
     assert (scores[1].mean() - scores[0].mean()) / scores[0].std() == pytest.approx(3.0 / 1.5, rel=0.03)
 
 
+@pytest.mark.parametrize("adjacency", ["replace_one", "add_remove"])
+def test_a_model_known_by_its_mu_is_seen_as_that_gaussian(adjacency: str) -> None:
+    run = read({"kind": "gaussian_dp", "mu": 1.5}, adjacency)
+    scores = [everything([(run, 1)]).play(np.random.default_rng(world), 40_000, bool(world)).scores for world in (0, 1)]
+    assert (scores[1].mean() - scores[0].mean()) / scores[0].std() == pytest.approx(1.5, rel=0.03)
+    assert run.optimizer == "unknown"
+
+
 def test_of_a_history_noise_and_sampling_are_known() -> None:
     blocks = [{"steps": 2, "noise_multiplier": 8.0, "sampling_rate": 0.5}, {"steps": 1, "noise_multiplier": 4.0}]
     run = read({**HISTORY, "blocks": blocks, "sampling": "poisson"}, "add_remove")
@@ -168,7 +176,12 @@ def test_any_record_is_read_as_the_accounting_reads_it(document: Document) -> No
     try:
         run = schedule_of(statement, adjacency, {})
     except InvalidInput:
-        assert not isinstance(mechanism, DpSgd | GaussianRelease | AccountantHistory)
+        assert not isinstance(mechanism, DpSgd | GaussianRelease | GaussianDp | AccountantHistory)
+        return
+    if isinstance(mechanism, GaussianDp):
+        width = 2 if adjacency == "replace_one" else 1
+        assert width / float(run.noise_multipliers[0]) == pytest.approx(mechanism.mu)
+        assert run.optimizer == "unknown"
         return
     if isinstance(mechanism, GaussianRelease):
         assert float(run.noise_multipliers[0]) * float(run.clip_norms[0]) == pytest.approx(mechanism.standard_deviation)

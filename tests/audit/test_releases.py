@@ -239,6 +239,12 @@ def test_a_gaussian_release_may_be_averaged() -> None:
         assert (found.claim.proved, found.verdict) == (True, "tight")
 
 
+def test_a_model_known_by_its_mu_is_attacked_as_a_joint_release() -> None:
+    runs = [manifest("a", mechanism={"kind": "gaussian_dp", "mu": 0.5}), sgd("b", steps=1)]
+    found = audited(terms_of(runs, {"a": 0.5, "b": 0.5}, "joint_release"))
+    assert (found.claim.proved, found.verdict) == (True, "tight")
+
+
 def test_without_noise_nothing_is_promised_and_all_is_seen() -> None:
     found = audited(terms_of([sgd("a", noise_multiplier=0.0)], {"a": 1.0}, "joint_release"), 10_000)
     assert found.estimate.bound > 5

@@ -94,7 +94,16 @@ def test_an_index_that_names_no_shards_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "kind"),
     [
-        ({"--kind": "gaussian_release", "--sensitivity": "1", "--standard-deviation": "2"}, "gaussian_release"),
+        (
+            {
+                "--kind": "gaussian_release",
+                "--sensitivity": "1",
+                "--standard-deviation": "2",
+                "--noise-on": "weights",
+            },
+            "gaussian_release",
+        ),
+        ({"--kind": "gaussian_dp", "--mu": "0.5"}, "gaussian_dp"),
         ({"--kind": "renyi", "--order": "2:0.1"}, "renyi"),
         ({"--kind": "non_private"}, "non_private"),
     ],

@@ -100,8 +100,10 @@ def _curve(points: dict[float, float]) -> Document:
 
 RELEASES = st.one_of(
     st.fixed_dictionaries(
-        {"kind": st.just("gaussian_release"), "sensitivity": SIZES, "standard_deviation": SIZES_OR_ZERO}
+        {"kind": st.just("gaussian_release"), "sensitivity": SIZES, "standard_deviation": SIZES_OR_ZERO},
+        optional={"noise_on": st.just("weights")},
     ),
+    st.fixed_dictionaries({"kind": st.just("gaussian_dp"), "mu": SIZES}),
     st.dictionaries(st.floats(1, 1e5, exclude_min=True), st.floats(0, 1e6), min_size=1, max_size=5).map(_curve),
     st.fixed_dictionaries(
         {

@@ -116,6 +116,13 @@ def test_a_fine_table_is_nearly_the_profile() -> None:
     assert GaussianProfile(np.sqrt(2)).epsilon(1e-5) <= doubled <= GaussianProfile(np.sqrt(2)).epsilon(1e-5) + 5e-3
 
 
+def test_a_point_at_a_tiny_epsilon_is_a_point() -> None:
+    """e^(−ε) rounds to 1 there, and the slope beside it was divided by zero."""
+    profile = DiscreteProfile.from_points([(1.0, 0.0), (1e-60, 1e-160)])
+    assert 1e-160 <= profile.delta(0.0) < 1e-29
+    assert profile.delta(0.5) <= 1e-160
+
+
 def test_contradictory_points_keep_the_strongest() -> None:
     table = DiscreteProfile.from_points([(1.0, 1e-3), (1.0, 1e-4), (2.0, 1e-2), (0.5, 1e-5)])
     alone = DiscreteProfile.from_points([(0.5, 1e-5)])

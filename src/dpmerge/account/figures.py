@@ -15,8 +15,8 @@ from dpmerge.account.spec import Spec
 from dpmerge.errors import NoGuarantee
 from dpmerge.privacy.combination import THEOREMS, Bound, LinearCombination, tightest
 from dpmerge.privacy.domain import Array
+from dpmerge.privacy.exposure import Mechanism
 from dpmerge.privacy.gaussian import GaussianProfile
-from dpmerge.privacy.mechanisms import DpSgd
 from dpmerge.privacy.profile import PrivacyProfile
 from dpmerge.privacy.renyi import RenyiProfile
 from dpmerge.privacy.selection import SelectionProfile
@@ -93,7 +93,7 @@ def account(spec: Spec) -> Account:
     return Account(spec, single, selection, combination, best)
 
 
-def _own_profile(run: DpSgd) -> PrivacyProfile | NoGuarantee:
+def _own_profile(run: Mechanism) -> PrivacyProfile | NoGuarantee:
     try:
         return run.profile()
     except NoGuarantee as reason:

@@ -10,13 +10,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from dpmerge.documents import Strict, read_bytes, strict_json, validated
 from dpmerge.errors import InvalidInput
 from dpmerge.privacy import domain
 from dpmerge.privacy.exposure import Adjacency
 from dpmerge.privacy.mechanisms import Clipping, DpSgd, Optimizer, Sampling, StepBlock
+from dpmerge.privacy.releases import GaussianDp
 from dpmerge.privacy.renyi import DEFAULT_ORDERS
 from dpmerge.privacy.smoothness import DeclaredLipschitz, SmoothKind, Smoothness
 
@@ -91,10 +92,23 @@ class RunSpec(Strict):
     )
     weight_decay: NonNegative = Field(default=0.0, description="a finite number ≥ 0")
     momentum: NonNegative = Field(default=0.0, description="a finite number ≥ 0")
+    nesterov: bool | None = Field(default=None, description="true or false; momentum must say")
+    dampening: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        default=None, description="a number in [0, 1]; momentum must say"
+    )
     lipschitz: NonNegative | list[NonNegative] | None = Field(
         default=None, description="a finite number ≥ 0, or a list of them with one for each step"
     )
     smoothness: SmoothnessSpec | None = Field(default=None, description="an object with at least a kind")
+    kind: Literal["dp_sgd"] = Field(default="dp_sgd", description='"dp_sgd" or "gaussian_dp"')
+
+    @model_validator(mode="after")
+    def _momentum_says_everything(self) -> RunSpec:
+        """They change by what a step's own gradient moves the weights, and a guess would be too small for some runs."""
+        for name in ("nesterov", "dampening"):
+            if self.momentum and getattr(self, name) is None:
+                raise InvalidInput(name, None, str(type(self).model_fields[name].description), found="nothing")
+        return self
 
     def run(self, adjacency: Adjacency, label: str) -> DpSgd:
         if self.lipschitz is not None and self.smoothness is not None:
@@ -111,11 +125,37 @@ class RunSpec(Strict):
             sampling=None if self.sampling is None else Sampling(self.sampling),
             steps_per_epoch=self.steps_per_epoch,
             clipping=Clipping(self.clipping),
-            optimizer=Optimizer(momentum=self.momentum, weight_decay=self.weight_decay),
+            optimizer=Optimizer(
+                momentum=self.momentum,
+                nesterov=bool(self.nesterov),
+                dampening=self.dampening or 0.0,
+                weight_decay=self.weight_decay,
+            ),
             smoothness=facts,
             label=label,
             vouched_by=_VOUCHER,
         )
+
+
+class GaussianDpSpec(Strict):
+    """A model that is μ-GDP, wherever its noise is: for joint release and random selection alone."""
+
+    kind: Literal["gaussian_dp"] = Field(description='"dp_sgd" or "gaussian_dp"')
+    mu: Positive = Field(description="a finite number > 0: what it costs is one Gaussian step of this μ")
+
+    def run(self, adjacency: Adjacency, label: str) -> GaussianDp:
+        return GaussianDp(mu=self.mu, adjacency=adjacency, label=label, vouched_by=_VOUCHER)
+
+
+def _kind(value: Any) -> str:
+    """A run that does not say what it is is one of DP-SGD."""
+    kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
+    return "gaussian_dp" if kind == "gaussian_dp" else "dp_sgd"
+
+
+AnyRun = Annotated[
+    Annotated[RunSpec, Tag("dp_sgd")] | Annotated[GaussianDpSpec, Tag("gaussian_dp")], Discriminator(_kind)
+]
 
 
 class Spec(Strict):
@@ -130,7 +170,7 @@ class Spec(Strict):
         "noise is learning_rate × clip_norm × noise_multiplier)",
     )
     shared_affine: bool = Field(default=False, description="true or false")
-    runs: list[RunSpec] = Field(min_length=1, description="a non-empty list of runs")
+    runs: list[AnyRun] = Field(min_length=1, description="a non-empty list of runs")
     probabilities: list[Finite] | None = Field(default=None, description="one number ≥ 0 for each run, summing to 1")
     weights: list[Finite] | None = Field(default=None, description="one number ≥ 0 for each run, summing to 1")
 
@@ -150,7 +190,7 @@ class Spec(Strict):
         """From a file."""
         return cls.parse(read_bytes(path))
 
-    def mechanisms(self) -> list[DpSgd]:
+    def mechanisms(self) -> list[DpSgd | GaussianDp]:
         """The runs, each an object of its own: its noise is independent of the others'."""
         adjacency = Adjacency(self.adjacency)
         return [

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dpmerge.account.figures import Account, Figures
+from dpmerge.account.spec import GaussianDpSpec
 from dpmerge.privacy.combination import Bound
 from dpmerge.privacy.premises import Premise, only_release
 
@@ -67,6 +68,9 @@ def _table(*columns: str) -> Table:
 def _singles(account: Account) -> Table:
     table = _table("run", "σ", "C", "steps", "μ", "ε", "ε by RDP", "RDP classic")
     for position, (run, figures) in enumerate(zip(account.spec.runs, account.single, strict=True), start=1):
+        if isinstance(run, GaussianDpSpec):
+            table.add_row(f"{position}", "–", "–", "–", *_row(figures))
+            continue
         noise = value_range(block.noise_multiplier for block in run.blocks)
         clip = value_range(block.clip_norm for block in run.blocks)
         steps = sum(block.steps for block in run.blocks)

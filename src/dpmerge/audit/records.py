@@ -19,7 +19,7 @@ from dpmerge.errors import InvalidInput
 
 if TYPE_CHECKING:
     from dpmerge.account.spec import BlockSpec
-    from dpmerge.portfolio.facts import DpSgdFacts, GaussianReleaseFacts, HistoryBlock, HistoryFacts
+    from dpmerge.portfolio.facts import DpSgdFacts, GaussianDpFacts, GaussianReleaseFacts, HistoryBlock, HistoryFacts
     from dpmerge.portfolio.statement import RunStatement
 
 AdjacencyName = Literal["replace_one", "add_remove"]
@@ -30,7 +30,7 @@ CURVATURES = {"logistic": 1 / 4, "huber": 1.0, "squared": 1.0, "softmax": 1 / 2}
 OPACUS_MARGIN = 2e-6
 """A gradient must be so much shorter than the clip norm for Opacus to leave it alone: it divides by norm + 1e-6."""
 
-_SIMULATED = "dp_sgd, accountant_history or gaussian_release: of a bare guarantee there is nothing to simulate"
+_SIMULATED = "dp_sgd, accountant_history, gaussian_release or gaussian_dp: other guarantees leave nothing to simulate"
 
 
 def schedules_of(statements: Mapping[str, RunStatement], adjacency: AdjacencyName) -> dict[str, Schedule]:
@@ -58,6 +58,8 @@ def schedule_of(statement: RunStatement, adjacency: AdjacencyName, parents: Mapp
         return _remembered(statement.run, facts, adjacency, parent)
     if facts.kind == "gaussian_release":
         return _released(statement.run, facts, adjacency, parent)
+    if facts.kind == "gaussian_dp":
+        return _guaranteed(statement.run, facts, adjacency, parent)
     raise InvalidInput(f"{statement.run}.mechanism.kind", facts.kind, _SIMULATED)
 
 
@@ -117,6 +119,23 @@ def _released(
         noise_multipliers=np.array([facts.standard_deviation / push]),
         sampling_rates=np.ones(1),
         adjacency=adjacency,
+        parent=parent,
+    )
+
+
+def _guaranteed(
+    name: str, facts: GaussianDpFacts, adjacency: AdjacencyName, parent: tuple[Schedule, int] | None
+) -> Schedule:
+    """The least private thing that is μ-GDP: one number with noise of deviation 1, seen as it is, and no weights."""
+    push = facts.mu / (2 if adjacency == "replace_one" else 1)
+    return Schedule(
+        name=name,
+        rates=np.ones(1),
+        clip_norms=np.array([push]),
+        noise_multipliers=np.array([1 / push]),
+        sampling_rates=np.ones(1),
+        adjacency=adjacency,
+        optimizer="unknown",
         parent=parent,
     )
 

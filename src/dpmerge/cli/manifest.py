@@ -56,7 +56,7 @@ def new(
     adjacency: AdjacencyName = None,
     kind: Annotated[
         str | None,
-        typer.Option(help="`dp_sgd`, `gaussian_release`, `renyi`, `approximate_dp` or `non_private`."),
+        typer.Option(help="`dp_sgd`, `gaussian_release`, `gaussian_dp`, `renyi`, `approximate_dp` or `non_private`."),
     ] = None,
     size: Size = None,
     unit: Unit = "record",
@@ -88,6 +88,11 @@ def new(
     records: Annotated[int | None, typer.Option(help="smoothness: a public bound on the number of records.")] = None,
     sensitivity: Annotated[float | None, typer.Option(help="gaussian_release: in L2.")] = None,
     standard_deviation: Annotated[float | None, typer.Option(help="gaussian_release: of the noise.")] = None,
+    noise_on: Annotated[
+        str | None,
+        typer.Option(help="gaussian_release: `weights`; if the noise was added to something else, it is gaussian_dp."),
+    ] = None,
+    mu: Annotated[float | None, typer.Option(help="gaussian_dp: μ, wherever the noise is.")] = None,
     point: Annotated[list[str] | None, typer.Option(help="approximate_dp: `EPSILON:DELTA`; again for each.")] = None,
     order: Annotated[list[str] | None, typer.Option(help="renyi: `ORDER:VALUE`; again for each.")] = None,
     noise_source: NoiseSource = None,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -191,6 +191,7 @@ def _planned(
     if objective not in (None, "noise", "saturate"):
         accepted = "noise or saturate; plan with the others first (`dpmerge plan … -o FILE`) and give --plan FILE"
         raise InvalidInput("objective", objective, accepted)
+    rule: Literal["noise", "saturate"] = "saturate" if objective == "saturate" else "noise"
     from dpmerge.releasing.available import available
 
     left = available(portfolio, ledger, final=final, delta=delta)
@@ -200,22 +201,24 @@ def _planned(
             left,
             target,
             method=method or "auto",  # type: ignore[arg-type]
-            objective=objective or "noise",  # type: ignore[arg-type]
+            objective=rule,
             theorem="auto" if method == "select" else chosen,  # type: ignore[arg-type]
         )
     except TargetOutOfReach as error:
-        raise error if final or theorem is not None else _met_by_a_final_one(error, left, target) from None
+        raise error if final or theorem is not None else _met_by_a_final_one(error, left, target, rule) from None
     if not final and method in (None, "auto") and theorem is None:
-        _hint_at_final(wanted)
+        _hint_at_final(wanted, rule)
     return Planned.of(wanted)
 
 
-def _met_by_a_final_one(error: TargetOutOfReach, portfolio: Portfolio, target: Guarantee) -> TargetOutOfReach:
-    """The same refusal, with the way out if there is one."""
+def _met_by_a_final_one(
+    error: TargetOutOfReach, portfolio: Portfolio, target: Guarantee, objective: Literal["noise", "saturate"]
+) -> TargetOutOfReach:
+    """The same refusal, with the way out if there is one by the same rule: of imported runs no noise is known."""
     from dpmerge.planning.planner import plan
 
     try:
-        plan(portfolio, target)
+        plan(portfolio, target, objective=objective)
     except NoGuarantee:
         return error
     hint = "a final release (--final), which locks its runs, meets it"
@@ -231,11 +234,13 @@ def _note_left_out(whole: Portfolio, left: Portfolio, final: bool) -> None:
         typer.echo(f"note: planned without {', '.join(gone)} ({why}; `dpmerge ledger show` says which)", err=True)
 
 
-def _hint_at_final(lasting: Plan) -> None:
+def _hint_at_final(lasting: Plan, objective: Literal["noise", "saturate"]) -> None:
     """Say what a final release would gain, while nothing is charged: runs that were seen cannot have one any more."""
     from dpmerge.planning.planner import plan
 
-    best = plan(lasting.portfolio, lasting.target)
+    if lasting.noise_to_signal is None:  # nothing to compare with
+        return
+    best = plan(lasting.portfolio, lasting.target, objective=objective)
     ours, theirs = lasting.noise_to_signal, best.noise_to_signal
     if best.is_final and ours and theirs is not None and theirs < WORTH_A_HINT * ours:
         less = 1 - theirs / ours

@@ -18,6 +18,7 @@ from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.portfolio.recipe import Recipe
 from dpmerge.privacy.combination import THEOREMS, Bound, LinearCombination, tightest
 from dpmerge.privacy.exposure import Exposure
+from dpmerge.privacy.mechanisms import DpSgd
 from dpmerge.privacy.profile import PrivacyProfile
 
 Theorem = Literal["auto", "joint_release", "last_step", "hidden_state", "merged_trajectory"]
@@ -57,6 +58,15 @@ class Candidate:
         """Run → the last step looked at."""
         return {run.label: step for run, step in self.exposure.steps.items()}
 
+    @property
+    def lipschitz(self) -> dict[str, float]:
+        """Where hidden_state is the theorem: run → the largest factor by which an update pulls two models apart."""
+        if self.theorem != "hidden_state":
+            return {}
+        steps = ((run, step) for run, step in self.exposure.steps.items() if isinstance(run, DpSgd))
+        found = ((run.label, run.largest_lipschitz(step)) for run, step in steps)
+        return {name: factor for name, factor in found if factor is not None}
+
     def document(self, delta: float) -> dict[str, Any]:
         return {
             **self.recipe.document(),
@@ -66,6 +76,7 @@ class Candidate:
             "mu": json_number(self.bound.mu),
             "exposure": self.exposed(),
             "noise_to_signal": self.noise_to_signal,
+            **({"lipschitz": factors} if (factors := self.lipschitz) else {}),
         }
 
 

@@ -26,6 +26,9 @@ SCHEMA = "dpmerge/plan/v1"
 _OF_NO_CONCERN = ("correlated_checkpoints", "private_metrics")
 """Caveats about what might have been done with a run; a plan says what is."""
 
+_OF_HIDDEN_STATE = ("updates_expand", "records_far_from_the_batch")
+"""Caveats about what one theorem makes of a run; a plan by another does not ask."""
+
 
 def release_caveats(
     *, premises: Iterable[Premise], kind: str, drawn: bool, without_privacy: bool, final: bool
@@ -132,11 +135,13 @@ class Plan:
         """What no check can settle about the runs involved, and about the plan itself."""
         involved = {run.label for run in self.exposure.steps}
         runs = {run.id for run in self.portfolio.runs}
+        hidden = any(candidate.theorem == "hidden_state" for candidate in self.candidates)
+        no_concern = _OF_NO_CONCERN if hidden else (*_OF_NO_CONCERN, *_OF_HIDDEN_STATE)
         found = list(self._own_caveats())
         for caveat in caveats(self.portfolio):
             if caveat.where not in runs:
                 found.append(Caveat(caveat.name, "portfolio", caveat.text))
-            elif caveat.where in involved and caveat.name not in _OF_NO_CONCERN:
+            elif caveat.where in involved and caveat.name not in no_concern:
                 found.append(caveat)
         return found
 

@@ -31,7 +31,7 @@ THEOREM_WORDS = {
 def explained(plan: Plan, width: int = 80) -> str:
     """The explanation as text."""
     printed = io.StringIO()
-    print_plan(plan, suggestions(plan), Console(file=printed, width=width))
+    print_plan(plan, suggestions(plan), Console(file=printed, width=width, force_jupyter=False))
     return "\n".join(line.rstrip() for line in printed.getvalue().splitlines())
 
 
@@ -124,6 +124,13 @@ def _cost(plan: Plan) -> Text:
     mu = plan.candidates[0].bound.mu if len(plan.candidates) == 1 and "sides" not in plan.chosen_by else None
     exact = f" (μ = {shown(mu)})" if mu is not None and plan.accounting == "pld" else ""
     text.append(f"{exact}, by {plan.theorem}: {words}.", style="not bold")
+    factors = {name: factor for candidate in plan.candidates for name, factor in candidate.lipschitz.items()}
+    if factors:
+        name = max(factors, key=lambda run: factors[run])
+        which = f" ({name}, the most of {len(factors)} runs)" if len(factors) > 1 and factors[name] > 1.0005 else ""
+        text.append(
+            f" An update pulls two hidden models apart by L = {factors[name]:.4g} at most{which}.", style="not bold"
+        )
     if plan.accounting == "rdp":
         text.append(" Accounted for by Rényi divergence.", style="not bold")
     if "sides" in plan.chosen_by:

@@ -73,7 +73,8 @@ class Weightings:
         if again.size:
             # In units of the noise there is: beyond 2⁴⁰ times that nothing is left of a model.
             scale = np.maximum(noise[again], domain.SMALLEST)
-            scale = np.where(noise[again] > 0, scale, np.median(noise[noise > 0]) if np.any(noise > 0) else 1.0)
+            known = noise[(noise > 0) & np.isfinite(noise)]
+            scale = np.where(noise[again] > 0, scale, np.median(known) if known.size else 1.0)
             found = smallest_epsilon(
                 lambda x, which: self.mus(weights[again[which]], np.minimum(x * scale[which], domain.LARGEST)),
                 mus[again],

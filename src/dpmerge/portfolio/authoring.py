@@ -75,6 +75,13 @@ QUESTIONS = (
     Question("layers", "Clipped over all tensors together, or each layer by itself", _sgd, ("together", "apart")),
     Question("sensitivity", "L2 sensitivity", _is("kind", "gaussian_release"), kind=float),
     Question("standard_deviation", "Standard deviation of the noise", _is("kind", "gaussian_release"), kind=float),
+    Question(
+        "noise_on",
+        "What the noise was added to, so that both are in its units",
+        _is("kind", "gaussian_release"),
+        ("weights", "something_else"),
+    ),
+    Question("mu", "μ, as in Gaussian differential privacy", _is("kind", "gaussian_dp"), kind=float),
     Question("point", "Known guarantees, as EPSILON:DELTA, with spaces between several", _is("kind", "approximate_dp")),
     Question("order", "Rényi curve, as ORDER:VALUE, with spaces between several", _is("kind", "renyi")),
     Question("noise_source", "Where the noise came from", choices=("os_entropy", "seeded", "unknown")),
@@ -95,6 +102,8 @@ ONLY_FOR = {
     ),
     "sensitivity": "gaussian_release",
     "standard_deviation": "gaussian_release",
+    "noise_on": "gaussian_release",
+    "mu": "gaussian_dp",
     "point": "approximate_dp",
     "order": "renyi",
 }  # fmt: skip
@@ -174,7 +183,12 @@ def _mechanism(answers: Answers) -> dict[str, Any]:
     if kind == "dp_sgd":
         return _dp_sgd(answers)
     if kind == "gaussian_release":
-        return {name: answers[name] for name in ("kind", "sensitivity", "standard_deviation")}
+        if answers["noise_on"] != "weights":
+            accepted = "weights; of noise that is elsewhere state --kind gaussian_dp with --mu"
+            raise InvalidInput("--noise-on", answers["noise_on"], accepted)
+        return {name: answers[name] for name in ("kind", "sensitivity", "standard_deviation", "noise_on")}
+    if kind == "gaussian_dp":
+        return {"kind": kind, "mu": answers["mu"]}
     if kind == "approximate_dp":
         points = [_pair("point", text) for text in answers["point"]]
         return {"kind": kind, "points": [{"epsilon": epsilon, "delta": delta} for epsilon, delta in points]}

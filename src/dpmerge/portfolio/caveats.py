@@ -9,9 +9,17 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from dpmerge.portfolio.facts import DpSgdFacts, GaussianReleaseFacts
 from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.portfolio.runs import Run
 from dpmerge.portfolio.statement import RunStatement
+from dpmerge.privacy.mechanisms import DpSgd
+
+ROUNDING = 1e-9
+"""Lipschitz factors are rounded up by less."""
+
+FAR = 2.0
+"""So many times the batch is no close bound on the number of records."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +65,14 @@ def _portfolio_caveats(portfolio: Portfolio) -> Iterator[Caveat]:
 
 def _run_caveats(run: Run) -> Iterator[Caveat]:
     yield from statement_caveats(run.manifest.statement)
+    yield from _smoothness_caveats(run)
+    facts = run.manifest.mechanism
+    if isinstance(facts, GaussianReleaseFacts) and facts.noise_on is None:
+        text = (
+            'nobody says that its noise is on the weights (noise_on: "weights"): joint release and random selection '
+            "alone cover it"
+        )
+        yield Caveat("noise_not_said_to_be_on_the_weights", run.id, text)
     if not run.checkpoints:
         yield Caveat("no_checkpoint", run.id, "no checkpoint was kept")
     if (pair := _untold_pair(run)) is not None:
@@ -84,6 +100,27 @@ def _untold_pair(run: Run) -> tuple[str, str] | None:
             if weights.get(name, name) != weights.get(other, other) and not rests:
                 return other, name
     return None
+
+
+def _smoothness_caveats(run: Run) -> Iterator[Caveat]:
+    """Where hidden_state covers a run and gains little from it."""
+    mechanism, facts = run.mechanism, run.manifest.mechanism
+    if not isinstance(mechanism, DpSgd) or not isinstance(facts, DpSgdFacts) or facts.smoothness is None:
+        return
+    largest = mechanism.largest_lipschitz(mechanism.steps)
+    if largest is not None and largest > 1 + ROUNDING:
+        text = (
+            f"an update may pull two hidden models apart, by L = {largest:.4g} at most: hidden_state covers it, but "
+            "hides little of a run with L above 1 (convex losses keep to 1 up to a rate of 2/β)"
+        )
+        yield Caveat("updates_expand", run.id, text)
+    records, batch = facts.smoothness.records, facts.expected_batch_size or run.manifest.dataset.size
+    if records is not None and batch is not None and mechanism.is_full_batch and records > FAR * batch:
+        text = (
+            f"smoothness.records is {records:,}, where a batch has {batch:,.0f}: L is that of so many records, and "
+            "hidden_state hides less than a closer bound would let it"
+        )
+        yield Caveat("records_far_from_the_batch", run.id, text)
 
 
 def statement_caveats(stated: RunStatement) -> Iterator[Caveat]:

@@ -21,6 +21,7 @@ from dpmerge.privacy.mechanisms import Clipping, DpSgd, Optimizer, Sampling, Ste
 from dpmerge.privacy.releases import (
     AccountantHistory,
     ApproximateDp,
+    GaussianDp,
     GaussianRelease,
     NonPrivate,
     RenyiMechanism,
@@ -209,16 +210,34 @@ class HistoryFacts(Strict):
 
 
 class GaussianReleaseFacts(Strict):
-    """A statistic or model with Gaussian noise added once."""
+    """A model with Gaussian noise added to its weights once."""
 
     kind: Literal["gaussian_release"] = Field(description='"gaussian_release"')
     sensitivity: Positive = Field(description="a finite number > 0: in L2, under the manifest's adjacency")
     standard_deviation: NonNegative = Field(description="a finite number ≥ 0")
+    noise_on: Literal["weights"] | None = Field(
+        default=None,
+        description='"weights": sensitivity and standard deviation are in units of the weights that are kept; of noise '
+        "that is elsewhere state kind gaussian_dp",
+    )
 
     def mechanism(self, setting: Setting) -> Mechanism:
         return GaussianRelease(
-            sensitivity=self.sensitivity, standard_deviation=self.standard_deviation, **_one_shot(setting)
+            sensitivity=self.sensitivity,
+            standard_deviation=self.standard_deviation,
+            on_weights=self.noise_on == "weights",
+            **_one_shot(setting),
         )
+
+
+class GaussianDpFacts(Strict):
+    """A model that is μ-GDP, by noise that is not, or not known to be, on its weights (DP-FTRL, a noisy statistic)."""
+
+    kind: Literal["gaussian_dp"] = Field(description='"gaussian_dp"')
+    mu: Positive = Field(description="a finite number > 0: what it costs is one Gaussian step of this μ")
+
+    def mechanism(self, setting: Setting) -> Mechanism:
+        return GaussianDp(mu=self.mu, **_one_shot(setting))
 
 
 class RenyiFacts(Strict):
@@ -260,10 +279,18 @@ class NonPrivateFacts(Strict):
 
 
 MechanismFacts = Annotated[
-    DpSgdFacts | HistoryFacts | GaussianReleaseFacts | RenyiFacts | ApproximateDpFacts | NonPrivateFacts,
+    DpSgdFacts
+    | HistoryFacts
+    | GaussianReleaseFacts
+    | GaussianDpFacts
+    | RenyiFacts
+    | ApproximateDpFacts
+    | NonPrivateFacts,
     Field(discriminator="kind"),
 ]
-MECHANISM_KINDS = ("dp_sgd", "accountant_history", "gaussian_release", "renyi", "approximate_dp", "non_private")
+MECHANISM_KINDS = (
+    "dp_sgd", "accountant_history", "gaussian_release", "gaussian_dp", "renyi", "approximate_dp", "non_private",
+)  # fmt: skip
 
 
 def _one_shot(setting: Setting) -> dict[str, Any]:

@@ -33,7 +33,8 @@ from dpmerge.portfolio.statement import (
     Tuning,
 )
 from dpmerge.privacy.exposure import Adjacency, Checkpoint, Mechanism
-from dpmerge.privacy.releases import OneShot
+from dpmerge.privacy.gaussian import GaussianProfile
+from dpmerge.privacy.releases import GaussianDp, GaussianRelease, OneShot
 
 SCHEMA = "dpmerge/run/v1"
 MANIFEST_NAME = "privacy.json"
@@ -204,8 +205,24 @@ class Manifest(Strict):
         )
 
     def mechanism_from(self, parent: Checkpoint | None) -> Mechanism:
-        """The run as the mathematics sees it, started from `parent` where that was private; without it, no number."""
-        return self.statement.mechanism_from(Adjacency(self.adjacency), parent)
+        """The run as new plans see it, started from `parent` where that was private; without it, no number.
+
+        A Gaussian release that nobody says is of the weights is known by its μ alone: an average may hide its noise
+        less than its deviation promises. (What was planned before this could be said is priced by its statement.)
+        """
+        made = self.statement.mechanism_from(Adjacency(self.adjacency), parent)
+        if isinstance(made, GaussianRelease) and not made.on_weights:
+            profile = made.own_profile(1)
+            assert isinstance(profile, GaussianProfile), "a Gaussian release costs one Gaussian step"
+            return GaussianDp(
+                mu=profile.mu,
+                adjacency=made.adjacency,
+                ancestry=made.ancestry,
+                independent_noise=made.independent_noise,
+                label=made.label,
+                vouched_by=made.vouched_by,
+            )
+        return made
 
     @classmethod
     def parse(cls, text: str | bytes, file: object = MANIFEST_NAME) -> Manifest:

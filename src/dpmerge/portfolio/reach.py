@@ -27,7 +27,10 @@ SHOWN = ("joint_release", "last_step", "hidden_state", "merged_trajectory")
 REMEDIES = {
     "accounting_proved": "see the reason given",
     "full_batch": "only full-batch runs have it",
-    "last_update_linear_in_its_gradient": "state kind dp_sgd with its clip norms, rates and optimizer; SGD has it",
+    "last_update_linear_in_its_gradient": (
+        "state kind dp_sgd with its clip norms, rates and optimizer, if that is SGD; or, of a gaussian_release, "
+        "noise_on: weights, if that is where its noise is"
+    ),
     "sgd_without_momentum": "state kind dp_sgd with its optimizer; SGD without momentum has it",
     "flat_clipping": "state kind dp_sgd with flat_clipping true, if one norm was clipped over all trained tensors",
     "smoothness_known": "state smoothness, if the model is linear and its features are bounded",

@@ -25,6 +25,7 @@ from dpmerge.privacy.profile import NonPrivateProfile, PrivacyProfile
 from dpmerge.privacy.releases import (
     AccountantHistory,
     ApproximateDp,
+    GaussianDp,
     GaussianRelease,
     NonPrivate,
     RenyiMechanism,
@@ -59,6 +60,7 @@ __all__ = [
     "DiscreteProfile",
     "DpSgd",
     "Exposure",
+    "GaussianDp",
     "GaussianProfile",
     "GaussianRelease",
     "LinearCombination",

@@ -35,6 +35,7 @@ from dpmerge.privacy.premises import (
     full_batch,
     hidden_state_premises,
     linear_last_update,
+    noise_on_the_weights,
     one_step,
     only_release,
     separate_runs,
@@ -136,6 +137,7 @@ def last_step(combination: LinearCombination) -> Bound:
         full_batch(support),
         *separate_runs(support),
         linear_last_update(support),
+        *noise_on_the_weights(support),
         only_release(),
     ]
 
@@ -163,7 +165,8 @@ def merged_trajectory(combination: LinearCombination, alignment: Alignment = "ap
         return _merged_trajectory_profile(combination, alignment) if all(p.holds for p in separate) else None
 
     name = "merged_trajectory_prepended" if alignment == "prepended" else "merged_trajectory"
-    return _bound(name, [*common_premises(support), *separate, bounded, only_release()], profile)
+    premises = [*common_premises(support), *separate, bounded, *noise_on_the_weights(support), only_release()]
+    return _bound(name, premises, profile)
 
 
 def hidden_state(combination: LinearCombination) -> Bound:

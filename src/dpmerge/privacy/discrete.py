@@ -154,7 +154,7 @@ def _hull(known: list[tuple[float, float]]) -> tuple[Array, Array]:
 
 def _turns_up(first: tuple[float, float] | None, middle: tuple[float, float], last: tuple[float, float]) -> bool:
     """Whether the slope in e^ε rises at `middle`; `first` None stands for (e^ε = 0, δ = 1)."""
-    # Scaled by e^{−middle}, so that large ε do not overflow.
+    # Scaled by e^{−middle}, so that large ε do not overflow; and by expm1, so that tiny steps are not rounded to none.
     width = 1.0 if first is None else -np.expm1(first[0] - middle[0])
     before_delta = 1.0 if first is None else first[1]
     left = (middle[1] - before_delta) / width

@@ -231,6 +231,12 @@ class DpSgd(Mechanism):
         with np.errstate(divide="ignore"):
             return np.asarray(self.sensitivity / self.noise_multipliers[:upto])
 
+    def largest_lipschitz(self, upto: int) -> float | None:
+        """The largest factor of the steps that act; None where a bound is missing, or nothing acts."""
+        factors = self.lipschitz(upto)
+        acting = None if factors is None else factors[self.rates[:upto] > 0]
+        return None if acting is None or not acting.size else float(acting.max())
+
     def lipschitz(self, upto: int) -> Array | None:
         """Lipschitz factor of each update up to a step, or None where the facts do not give one."""
         if self.smoothness is None:

@@ -99,6 +99,12 @@ def full_batch(support: Sequence[Checkpoint]) -> Premise:
     return Premise("full_batch", holds, _records(support))
 
 
+def noise_on_the_weights(support: Sequence[Checkpoint]) -> list[Premise]:
+    """Of Gaussian releases whose record says so: their deviation is that of the noise on the weights themselves."""
+    stated = [c for c in support if isinstance(c.run, GaussianRelease) and c.run.on_weights]
+    return [Premise("noise_in_units_of_the_weights", True, _records(stated))] if stated else []
+
+
 def linear_last_update(support: Sequence[Checkpoint]) -> Premise:
     """The last update is linear in its own noisy gradient: any SGD, never Adam."""
     holds = all(isinstance(c.run, NoisyRun) and c.run.optimizer.is_sgd for c in support)

@@ -52,7 +52,10 @@ class OneShot(Mechanism):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class GaussianRelease(OneShot):
-    """A statistic of L2 `sensitivity` (under the stated adjacency) with Gaussian noise of `standard_deviation` added.
+    """Weights of L2 `sensitivity` (under the stated adjacency) with Gaussian noise of `standard_deviation` added.
+
+    Both are in units of the weights: averaged with others, they are averaged too. Where the noise is elsewhere, that is
+    `GaussianDp`. `on_weights` is whether somebody says so in as many words; then it is a premise like any other.
 
     >>> release = GaussianRelease(sensitivity=1.0, standard_deviation=2.0, adjacency=Adjacency.REPLACE_ONE)
     >>> release.profile()
@@ -61,9 +64,11 @@ class GaussianRelease(OneShot):
 
     sensitivity: float
     standard_deviation: float
+    on_weights: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        domain.truth("on_weights", self.on_weights)
         domain.magnitude("sensitivity", self.sensitivity, zero=False)
         domain.magnitude("standard_deviation", self.standard_deviation, zero=True)
 
@@ -87,6 +92,27 @@ class GaussianRelease(OneShot):
     def _released(self) -> PrivacyProfile:
         noise = self.standard_deviation
         return GaussianProfile(self.sensitivity / noise if noise > 0 else np.inf)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class GaussianDp(OneShot):
+    """A model known to be μ-GDP, by noise that is somewhere: in a tree of sums (DP-FTRL), in the data, in the weights.
+
+    Told apart no better than N(0, 1) from N(μ, 1). Its noise is not that of the weights, and nothing is known of how an
+    average hides it: only joint release and random selection cover it.
+
+    >>> GaussianDp(mu=0.5, adjacency=Adjacency.REPLACE_ONE).profile()
+    GaussianProfile(mu=0.5)
+    """
+
+    mu: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        domain.non_negative("mu", self.mu, infinite=True)
+
+    def _released(self) -> PrivacyProfile:
+        return GaussianProfile(self.mu)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
