@@ -35,7 +35,6 @@ import numpy as np
 from rich.console import Console
 
 from dpmerge.certificate.envelope import CERTIFICATE_NAME, read_certificate
-from dpmerge.certificate.verification import verify
 from dpmerge.errors import CapExceeded, DpmergeError
 from dpmerge.ledger.caps import Cap
 from dpmerge.ledger.entries import Book
@@ -52,6 +51,7 @@ from dpmerge.releasing.place import LEDGER_NAME, WITNESS_NAME
 from dpmerge.releasing.rebuilding import rebuilt
 from dpmerge.releasing.recovery import recover
 from dpmerge.releasing.release import release
+from dpmerge.releasing.verifying import verify
 from soak.ledger import postgresql
 
 DELTA = 1e-5

@@ -30,7 +30,6 @@ from dpmerge.errors import (
 )
 
 if TYPE_CHECKING:
-    from dpmerge.certificate.verification import verify
     from dpmerge.planning.looking import PublicEvaluation
     from dpmerge.planning.objectives import Prior
     from dpmerge.planning.plan import Plan
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from dpmerge.planning.validation import PrivateValidation
     from dpmerge.portfolio import Portfolio
     from dpmerge.releasing.release import release
+    from dpmerge.releasing.verifying import verify
 
 __all__ = [
     "BadCheckpoint",
@@ -93,7 +93,7 @@ _HOMES = {
     "PublicEvaluation": "dpmerge.planning.looking",
     "plan": "dpmerge.planning.planner",
     "release": "dpmerge.releasing.release",
-    "verify": "dpmerge.certificate.verification",
+    "verify": "dpmerge.releasing.verifying",
 }
 
 

@@ -11,10 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from dpmerge.certificate.card import CARD_NAME, model_card
-from dpmerge.certificate.commitments import commitment, release_salt, salt_of
+from dpmerge.certificate.commitments import CertifiedFile, commitment, release_salt, salt_of
 from dpmerge.certificate.envelope import CERTIFICATE_NAME, certificate_bytes, read_certificate
 from dpmerge.certificate.keys import read_private
-from dpmerge.certificate.predicate import Declared, Input, LedgerEntry, PortfolioFacts, Target, input_names
+from dpmerge.certificate.predicate import (
+    Declared,
+    Input,
+    LedgerEntry,
+    PortfolioFacts,
+    Target,
+    Version,
+    input_names,
+)
 from dpmerge.planning.planned import Planned
 from dpmerge.planning.terms import Terms
 from dpmerge.portfolio.portfolio import Portfolio
@@ -45,7 +53,7 @@ class Output:
         return self.path
 
 
-def declaration(portfolio: Portfolio, terms: Terms, target: Target, **overrides: Any) -> Declared:
+def declaration(portfolio: Portfolio, terms: Terms, target: Target, version: Version, **overrides: Any) -> Declared:
     salt = release_salt(salt_of(portfolio, create=True), RELEASE)
     given: dict[str, Any] = {
         "release": RELEASE,
@@ -58,6 +66,7 @@ def declaration(portfolio: Portfolio, terms: Terms, target: Target, **overrides:
             Input(run=run, step=step, commitment=commitment(portfolio, run, step, salt))
             for run, step in input_names(terms)
         ],
+        "draw_number": 1 if version > 1 and len(terms.candidates) > 1 else None,
         "ledger": LedgerEntry(id="f" * 32, entry=3, hash="e" * 64),
         "tools": {"dpmerge": "0.1.0"},
     }
@@ -70,6 +79,7 @@ def certified(
     *,
     key: Path | None = None,
     files: Mapping[str, bytes] | None = None,
+    version: Version = 2,
     **overrides: Any,
 ) -> Output:
     """Write a model of a few bytes with its certificate and card."""
@@ -78,9 +88,11 @@ def certified(
     for name, content in contents.items():
         (folder / name).write_bytes(content)
     target = Target(epsilon=planned.target.epsilon, delta=planned.target.delta)
-    declared = declaration(planned.portfolio, planned.terms, target, **overrides)
-    digests = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
-    text = certificate_bytes(declared, digests, None if key is None else read_private(key))
+    declared = declaration(planned.portfolio, planned.terms, target, version, **overrides)
+    written = {name: CertifiedFile(hashlib.sha256(c).hexdigest(), len(c)) for name, c in contents.items()}
+    if version > 1:
+        declared = declared.bound(written, release_salt(salt_of(planned.portfolio), declared.release))
+    text = certificate_bytes(declared, written, None if key is None else read_private(key), version)
     (folder / CERTIFICATE_NAME).write_bytes(text)
     certificate = read_certificate(text)
     (folder / CARD_NAME).write_text(model_card(certificate.content, certificate.files))

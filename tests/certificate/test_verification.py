@@ -19,12 +19,12 @@ from dpmerge.certificate.commitments import SALT_NAME
 from dpmerge.certificate.envelope import CERTIFICATE_NAME
 from dpmerge.certificate.figures import down, up
 from dpmerge.certificate.predicate import derived
-from dpmerge.certificate.verification import verify
 from dpmerge.errors import InvalidInput
 from dpmerge.planning.planned import Planned, stated_weights
 from dpmerge.planning.planner import plan
 from dpmerge.planning.target import Guarantee
 from dpmerge.portfolio.portfolio import Portfolio
+from dpmerge.releasing.verifying import verify
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 KINDS = ("selection", "average", "final")
@@ -87,7 +87,8 @@ class TestWhatHolds:
     def test_and_with_its_portfolio(self, output: Output) -> None:
         result = verify(output.path, portfolio=output.portfolio)
         assert result.verified, result.problems
-        assert {"manifests", "commitments"} <= {c.name for c in result.checks if c.passed}
+        assert {"manifests", "commitments", "binding"} <= {c.name for c in result.checks if c.passed}
+        assert {c.name: c.passed for c in result.checks}["ledger"] is None, "there is none to ask"
 
     def test_a_signature_is_checked_with_its_key(self, tmp_path: Path, plans: dict[str, Planned], key: Path) -> None:
         signed = certified(tmp_path / "out", plans["average"], key=key)
@@ -249,7 +250,9 @@ DECLARED = {
 @pytest.mark.parametrize("what", DECLARED)
 def test_what_is_declared_is_compared_with_the_portfolio(average: Output, what: str) -> None:
     path = average.tampered(lambda s: DECLARED[what](s["predicate"]))
-    assert failing(verify(path, portfolio=average.portfolio)) & {"manifests", "commitments"}, what
+    found = failing(verify(path, portfolio=average.portfolio))
+    assert found & {"manifests", "commitments"}, what
+    assert "binding" in found
 
 
 WHATEVER = {
@@ -259,7 +262,15 @@ WHATEVER = {
     "the target": lambda s: s["predicate"]["target"].update(epsilon=9.0),
     "a file's digest": lambda s: s["subject"][0]["digest"].update(sha256="0" * 64),
     "a file's name": lambda s: s["subject"][0].update(name="other"),
+    "a file's size": lambda s: s["subject"][0]["annotations"].update(size=9),
+    "the draw's number": lambda s: s["predicate"].update(drawNumber=7),
 }
+
+
+@pytest.mark.parametrize("what", WHATEVER)
+def test_whatever_is_declared_is_bound(selection: Output, what: str) -> None:
+    result = verify(selection.tampered(WHATEVER[what]), portfolio=selection.portfolio)
+    assert "binding" in failing(result), what
 
 
 @pytest.mark.parametrize("what", [*WHATEVER, *DECLARED, *TERMS])
@@ -350,15 +361,15 @@ class TestFiles:
         (average.path / "config.json").unlink()
         assert "config.json cannot be read" in verify(average.path).problems[0]
 
-    @pytest.mark.parametrize("name", ["other.safetensors", "sub/pytorch_model.bin"])
-    def test_weights_that_nobody_certified(self, average: Output, name: str) -> None:
+    @pytest.mark.parametrize("name", ["other.safetensors", "sub/pytorch_model.bin", ".gitattributes"])
+    def test_what_nobody_certified(self, average: Output, name: str) -> None:
         (average.path / name).parent.mkdir(exist_ok=True)
         (average.path / name).write_bytes(b"more")
-        assert verify(average.path).problems == [f"files: {name} holds weights that the certificate does not cover"]
+        assert verify(average.path).problems == [f"files: {name} is not covered by the certificate"]
 
-    def test_other_files_are_named_and_do_no_harm(self, average: Output) -> None:
+    def test_other_files_that_are_allowed_are_named_and_do_no_harm(self, average: Output) -> None:
         (average.path / ".gitattributes").write_text("x")
-        result = verify(average.path)
+        result = verify(average.path, allow_extra=[".gitattributes"])
         assert result.verified
         assert any(".gitattributes" in reason for c in result.checks for reason in c.found)
 
@@ -372,6 +383,9 @@ class TestFiles:
         (average.path / "config.json").unlink()
         (average.path / "config.json").symlink_to(tmp_path / "elsewhere")
         assert verify(average.path).problems == ["files: config.json is a link out of the folder"]
+        (average.path / "config.json").unlink()
+        (average.path / "config.json").symlink_to(tmp_path / "out" / "model.safetensors")
+        assert verify(average.path).problems == ["files: config.json is a link"]
 
 
 class TestForm:
@@ -411,12 +425,13 @@ class TestPortfolio:
             salt.unlink()
             assert failing(verify(average.path, portfolio=average.portfolio)) == {"commitments"}
             salt.write_text("0" * 64)
-            assert failing(verify(average.path, portfolio=average.portfolio)) == {"commitments"}
+            assert failing(verify(average.path, portfolio=average.portfolio)) == {"commitments", "binding"}
         finally:
             salt.write_text(kept)
 
     def test_another_portfolio_is_not_it(self, average: Output, portfolios: dict[str, Portfolio]) -> None:
-        assert failing(verify(average.path, portfolio=portfolios["probe"])) == {"manifests", "commitments"}
+        found = failing(verify(average.path, portfolio=portfolios["probe"]))
+        assert found == {"manifests", "commitments", "binding"}
 
     def test_a_manifest_that_was_edited_is_noticed(self, average: Output, tmp_path: Path) -> None:
         copy = tmp_path / "copy"

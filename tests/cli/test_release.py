@@ -161,7 +161,7 @@ class TestVerify:
         checks = {check["check"]: check["passed"] for check in found["checks"]}
         assert checks == {
             "form": True, "signature": None, "files": True, "schema": True, "guarantee": True, "model card": True,
-            "manifests": True, "commitments": True, "rebuild": True, "ledger": True,
+            "manifests": True, "commitments": True, "binding": True, "rebuild": True, "ledger": True,
         }  # fmt: skip
 
     def test_signed_and_with_a_key(self, here: Path) -> None:
@@ -193,10 +193,35 @@ class TestVerify:
         (here / "mnist" / LEDGER_NAME).unlink()
         for witness in (here / "mnist").rglob(".ledger-witness"):
             witness.unlink()
-        assert "there is no ledger beside the portfolio" in ran("verify", "out", "--portfolio", "mnist").stdout
+        result = ran("verify", "out", "--portfolio", "mnist")
+        assert "– ledger\n    there is no ledger beside the portfolio" in result.stdout
         merged(out="other")
         result = ran("verify", "out", "--portfolio", "mnist")
-        assert "charged in another one" in result.stdout
+        assert result.exit_code == 1
+        assert "charged in another one" in " ".join(result.stdout.split())
+
+    def test_ones_own_ledger_is_not_asked_about_a_strangers_output(
+        self, here: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        merged(out="theirs")
+        monkeypatch.setenv("DPMERGE_LEDGER", str(here / "mine.sqlite"))
+        merged(portfolio="probe", epsilon=1, out="mine")
+        assert ran("verify", "theirs").exit_code == 0
+        assert ran("verify", "theirs", "--ledger", "mine.sqlite").exit_code == 1
+        assert ran("verify", "theirs", "--portfolio", "mnist").exit_code == 1
+        assert ran("verify", "mine", "--portfolio", "probe").exit_code == 0
+
+    def test_content_that_is_not_certified_and_exceptions(self, here: Path) -> None:
+        merged()
+        (here / "out" / "docs").mkdir()
+        (here / "out" / "docs" / "notes.txt").write_text("x")
+        (here / "out" / ".gitattributes").write_text("x")
+        assert ran("verify", "out").exit_code == 1
+        assert ran("verify", "out", "--allow-extra", "docs").exit_code == 1
+        assert ran("verify", "out", "--allow-extra", "docs", "--allow-extra", ".gitattributes").exit_code == 0
+        result = ran("verify", "out", "--allow-extra", "../elsewhere")
+        assert result.exit_code == 2
+        assert "accepted: the name of a file or folder inside the output" in result.stderr
 
 
 class TestLedger:
@@ -294,16 +319,17 @@ class TestLedger:
         assert ran("ledger", "recover", "mnist").stdout == "Nothing is pending.\n"
 
     def test_a_restored_ledger_is_refused_until_what_left_is_adopted(self, here: Path) -> None:
+        ran("keygen", "-o", "key")
         merged(epsilon=0.12, out="one")
         shutil.copy(here / "mnist" / LEDGER_NAME, here / "backup")
-        merged(epsilon=0.8, out="two")
+        merged("--key", "key", epsilon=0.8, out="two")
         spent = document(ran("ledger", "spent", "mnist", "--json"))[0]["epsilon"]
         shutil.copy(here / "backup", here / "mnist" / LEDGER_NAME)
         result = merged(epsilon=0.3, out="three")
         assert result.exit_code == 2
         assert "restored from an older backup" in result.stderr
         assert ran("verify", "two", "--portfolio", "mnist").exit_code == 1
-        result = ran("ledger", "recover", "mnist", "--adopt", "two", "--accept")
+        result = ran("ledger", "recover", "mnist", "--adopt", "two", "--key", "key.pub", "--accept")
         assert result.exit_code == 0, result.output
         assert document(ran("ledger", "spent", "mnist", "--json"))[0]["epsilon"] == pytest.approx(spent, rel=1e-12)
         assert ran("verify", "two", "--portfolio", "mnist").exit_code == 0

@@ -41,6 +41,7 @@ def path(tmp_path: Path) -> Path:
             entry=(9, "2" * 64),
             files={},
             certificate="3" * 64,
+            signed_by="6" * 64,
         )
         ledger.set_cap(BOOK, Cap(epsilon=2.5, delta=1e-5, rule="renyi_filter", order=8.0))
         ledger.seal(three.release_id, files={"m": "4" * 64}, certificate="5" * 64, where="/three")

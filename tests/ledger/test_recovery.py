@@ -30,6 +30,7 @@ def adopt(ledger: Ledger, asked: ChargeRequest, *, index: int | None = 0, releas
         entry=(9, "0" * 64),
         files={"m": "1" * 64},
         certificate="2" * 64,
+        signed_by="3" * 64,
         where="/out",
     )
 
@@ -65,6 +66,7 @@ def test_a_restored_backup_is_noticed(tmp_path: Path) -> None:
             entry=(lost.entry.seq, lost.entry.hash),
             files={},
             certificate="2" * 64,
+            signed_by="3" * 64,
         )
         replace_witness(restored, witness)
         check_witness(restored, witness)

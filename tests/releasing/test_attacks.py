@@ -17,7 +17,6 @@ import dpmerge as dpm
 from certificate.outputs import certified
 from dpmerge.certificate.card import CARD_NAME, model_card
 from dpmerge.certificate.envelope import CERTIFICATE_NAME, read_certificate
-from dpmerge.certificate.verification import verify
 from dpmerge.cli import app
 from dpmerge.documents import validated
 from dpmerge.errors import CannotWrite, InvalidInput, LedgerBroken, RunsLocked, TensorMismatch
@@ -28,6 +27,7 @@ from dpmerge.planning.terms import Terms
 from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.releasing.place import LEDGER_NAME, WITNESS_NAME, default_ledger
 from dpmerge.releasing.release import release
+from dpmerge.releasing.verifying import verify
 from portfolio.portfolios import DP_SGD, manifest, replaced, write_portfolio
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -49,7 +49,6 @@ from soak.ledger import postgresql
 
 from dpmerge.certificate import keys
 from dpmerge.certificate.card import CARD_NAME
-from dpmerge.certificate.verification import verify
 from dpmerge.errors import CannotWrite, CapExceeded, DpmergeError, InvalidInput, LedgerBroken, LedgerError
 from dpmerge.ledger import witness as witnessing
 from dpmerge.ledger.caps import Cap
@@ -61,6 +60,7 @@ from dpmerge.planning.planned import stated_weights
 from dpmerge.releasing.place import LEDGER_NAME, WITNESS_NAME
 from dpmerge.releasing.rebuilding import rebuilt
 from dpmerge.releasing.release import release
+from dpmerge.releasing.verifying import verify
 from portfolio.portfolios import read_manifest, write_json
 from releasing.faults import (
     NOTE,
@@ -685,7 +685,8 @@ class TestARestoredLedger:
     def test_is_noticed_and_what_was_lost_is_counted_again(self, home: Path, place: Path, tmp_path: Path) -> None:
         assert self.merged(home, place / "one", "c@10").exit_code == 0
         shutil.copy(home / LEDGER_NAME, tmp_path / "backup")
-        assert self.merged(home, place / "two", "b@20").exit_code == 0
+        keys.generate(tmp_path / "key")
+        assert self.merged(home, place / "two", "b@20", "--key", tmp_path / "key").exit_code == 0
         whole = self.high_water(home)
         assert whole == {"b": 20, "c": 10}
         shutil.copy(tmp_path / "backup", home / LEDGER_NAME)
@@ -701,7 +702,7 @@ class TestARestoredLedger:
         assert "restored from an older backup" in result.output
         (tmp_path / "witness").rename(home / WITNESS_NAME)
         assert not (place / "three").exists()
-        assert ran("ledger", "recover", home, "--adopt", place / "two").exit_code == 0
+        assert ran("ledger", "recover", home, "--adopt", place / "two", "--key", tmp_path / "key.pub").exit_code == 0
         assert self.merged(home, place / "three", "c@20").exit_code == 2  # adopted, and nobody says that this was all
         assert ran("ledger", "recover", home, "--accept").exit_code == 0
         assert self.high_water(home) == whole
@@ -715,9 +716,11 @@ class TestARestoredLedger:
     def test_a_draw_that_was_not_revealed_counts_as_all_of_them(self, home: Path, place: Path, tmp_path: Path) -> None:
         release(stated_weights(loaded(home), {"c@10": 1.0}, LOOSE), out=place / "one")
         shutil.copy(home / LEDGER_NAME, tmp_path / "backup")
-        release(draw_of_two(loaded(home)), out=place / "two")
+        keys.generate(tmp_path / "key")
+        release(draw_of_two(loaded(home)), out=place / "two", key=tmp_path / "key")
         shutil.copy(tmp_path / "backup", home / LEDGER_NAME)
-        assert ran("ledger", "recover", home, "--adopt", place / "two", "--accept").exit_code == 0
+        given = ("--key", tmp_path / "key.pub", "--accept")
+        assert ran("ledger", "recover", home, "--adopt", place / "two", *given).exit_code == 0
         assert self.high_water(home) == {"a": 20, "b": 20, "c": 20}
         sound(home, place)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from dpmerge.certificate.envelope import Certificate
 from dpmerge.certificate.predicate import Declared
 
 _PIECE = 2**20
@@ -39,10 +40,16 @@ class Verification:
     declared: Declared | None
     content: Mapping[str, Any]
     files: Mapping[str, str]  # name → sha256, as certified
+    certificate: Certificate | None = None  # None if it cannot be read at all
 
     def __repr__(self) -> str:
         found = "verified" if self.verified else f"not verified: {'; '.join(self.problems)}"
         return f"Verification({str(self.path)!r}: {found})"
+
+    @property
+    def version(self) -> int | None:
+        """Of the certificate."""
+        return None if self.certificate is None else self.certificate.version
 
     @property
     def verified(self) -> bool:
@@ -60,6 +67,7 @@ class Verification:
         return {
             "path": str(self.path),
             "verified": self.verified,
+            "version": self.version,
             **{name: self.content.get(name) if self.verified else None for name in _SHOWN},
             "checks": [check.document() for check in self.checks],
             "problems": self.problems,

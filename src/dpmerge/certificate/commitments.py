@@ -1,8 +1,10 @@
-"""Commitments: unreleased checkpoints named in public without giving them away.
+"""Commitments: unreleased checkpoints named in public without giving them away, and bound to one certificate.
 
 Guarantees: without the salt a commitment says nothing (HMAC-SHA256 under 256 random bits); with it, it fits one
 checkpoint of one run as recorded and no other. The plain digest of a model nobody has seen would let anybody test
 whether a record was in its training data (docs/theory.md). The salt stays with the portfolio, and is never renewed.
+The binding is a MAC of all that a certificate declares and of every file it is about: nobody without the salt can make
+one, so commitments that were copied into other terms, or beside other files, open to nothing.
 """
 
 from __future__ import annotations
@@ -12,8 +14,9 @@ import hmac
 import json
 import os
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dpmerge.documents import read_bytes
 from dpmerge.errors import BadManifest, CannotWrite, InvalidInput
@@ -21,6 +24,13 @@ from dpmerge.portfolio.manifest import sync_folder
 from dpmerge.portfolio.portfolio import Portfolio
 
 SALT_NAME = ".commitment-salt"
+
+
+class CertifiedFile(NamedTuple):
+    """What a certificate says of a file; version 1 says nothing of its size."""
+
+    sha256: str
+    size: int | None
 
 
 def salt_of(portfolio: Portfolio, *, create: bool = False) -> bytes:
@@ -73,5 +83,15 @@ def commitment(portfolio: Portfolio, run: str, step: int, salt: bytes) -> str:
         saved.recorded_weights,
         portfolio.run(run).manifest.statement.model_dump(exclude_none=True),
     ]
+    return _mac(salt, "", content)
+
+
+def binding(declared: Mapping[str, Any], files: Mapping[str, CertifiedFile], salt: bytes) -> str:
+    """Of everything that is declared (terms, ledger entry, commitments, …) and of every file: name, digest and size."""
+    subjects = [[name, *file] for name, file in sorted(files.items())]
+    return _mac(salt, "dpmerge binding 2\n", [dict(declared), subjects])
+
+
+def _mac(salt: bytes, purpose: str, content: list[Any]) -> str:
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hmac.new(salt, text.encode(), hashlib.sha256).hexdigest()
+    return hmac.new(salt, (purpose + text).encode(), hashlib.sha256).hexdigest()

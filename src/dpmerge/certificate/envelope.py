@@ -1,6 +1,7 @@
 """The form of a certificate: an in-toto Statement v1 about the output's files, in a DSSE envelope.
 
-Guarantees: the same release gives the same bytes; what is read has each field once and no unknown ones.
+Guarantees: the same release gives the same bytes; what is read has each field once and no unknown ones. Version 2 has
+the size of every file beside its digest, and binds all it says; version 1 is read, and written where it was ordered.
 Refuses: other statement, predicate and payload types; envelopes that are not what they should be.
 """
 
@@ -18,7 +19,8 @@ from securesystemslib.dsse import Envelope
 from securesystemslib.exceptions import UnverifiedSignatureError
 from securesystemslib.signer import CryptoSigner, Signature, SSlibKey
 
-from dpmerge.certificate.predicate import PREDICATE_TYPE, Declared, Hex256, predicate
+from dpmerge.certificate.commitments import CertifiedFile
+from dpmerge.certificate.predicate import PREDICATE_TYPES, Declared, Hex256, Version, predicate
 from dpmerge.documents import Strict, strict_json, validated
 from dpmerge.errors import InvalidInput
 
@@ -31,11 +33,20 @@ class Digests(Strict):
     sha256: Hex256 = Field(description="64 hexadecimal digits")
 
 
+class Annotations(Strict):
+    size: Annotated[int, Field(ge=0)] = Field(description="an integer ≥ 0: the file's size in bytes")
+
+
 class Subject(Strict):
-    """One file of the output."""
+    """One file of the output: an in-toto ResourceDescriptor."""
 
     name: Annotated[str, Field(min_length=1, max_length=1000)] = Field(description="the name of a file")
     digest: Digests = Field(description="an object with sha256")
+    annotations: Annotations | None = Field(default=None, description="an object with size, in version 2")
+
+    @property
+    def file(self) -> CertifiedFile:
+        return CertifiedFile(self.digest.sha256, None if self.annotations is None else self.annotations.size)
 
 
 class Statement(Strict):
@@ -43,8 +54,8 @@ class Statement(Strict):
 
     type_: Literal["https://in-toto.io/Statement/v1"] = Field(alias="_type", description=f'"{STATEMENT_TYPE}"')
     subject: list[Subject] = Field(min_length=1, description="a non-empty list of files with their digests")
-    predicate_type: Literal["urn:dpmerge:privacy-certificate:v1"] = Field(
-        alias="predicateType", description=f'"{PREDICATE_TYPE}"'
+    predicate_type: Literal["urn:dpmerge:privacy-certificate:v1", "urn:dpmerge:privacy-certificate:v2"] = Field(
+        alias="predicateType", description=" or ".join(f'"{name}"' for name in PREDICATE_TYPES.values())
     )
     predicate: dict[str, Any] = Field(description="an object")
 
@@ -68,8 +79,14 @@ class Certificate:
 
     payload: bytes
     signatures: tuple[OneSignature, ...]
-    files: Mapping[str, str]  # name → sha256
+    version: Version
+    subjects: Mapping[str, CertifiedFile]
     content: Mapping[str, Any]  # the predicate as stored; nothing in it is believed yet
+
+    @property
+    def files(self) -> dict[str, str]:
+        """Name → sha256."""
+        return {name: file.sha256 for name, file in self.subjects.items()}
 
     @property
     def is_signed(self) -> bool:
@@ -88,13 +105,15 @@ class Certificate:
         return False
 
 
-def certificate_bytes(declared: Declared, files: Mapping[str, str], signer: CryptoSigner | None) -> bytes:
-    """The certificate file of a release of these files (name → sha256)."""
+def certificate_bytes(
+    declared: Declared, files: Mapping[str, CertifiedFile], signer: CryptoSigner | None, version: Version
+) -> bytes:
+    """The certificate file of a release of these files."""
     statement = {
         "_type": STATEMENT_TYPE,
-        "subject": [{"name": name, "digest": {"sha256": digest}} for name, digest in sorted(files.items())],
-        "predicateType": PREDICATE_TYPE,
-        "predicate": predicate(declared),
+        "subject": [_subject(name, file, version) for name, file in sorted(files.items())],
+        "predicateType": PREDICATE_TYPES[version],
+        "predicate": predicate(declared, version),
     }
     payload = json.dumps(statement, sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
     envelope = Envelope(payload, PAYLOAD_TYPE, {})
@@ -103,15 +122,25 @@ def certificate_bytes(declared: Declared, files: Mapping[str, str], signer: Cryp
     return (json.dumps(envelope.to_dict(), sort_keys=True, indent=1) + "\n").encode()
 
 
+def _subject(name: str, file: CertifiedFile, version: Version) -> dict[str, Any]:
+    described: dict[str, Any] = {"name": name, "digest": {"sha256": file.sha256}}
+    return described if version == 1 else {**described, "annotations": {"size": file.size}}
+
+
 def read_certificate(text: bytes) -> Certificate:
     """The certificate in a file's bytes; its form is checked, nothing else."""
     envelope = validated(Enveloped, strict_json(text, "certificate"), "certificate")
     payload = _bytes("payload", envelope.payload)
     statement = validated(Statement, strict_json(payload, "payload"), "payload")
-    files = {subject.name: subject.digest.sha256 for subject in statement.subject}
-    if len(files) != len(statement.subject):
+    version = next(number for number, name in PREDICATE_TYPES.items() if name == statement.predicate_type)
+    subjects = {subject.name: subject.file for subject in statement.subject}
+    if len(subjects) != len(statement.subject):
         raise InvalidInput("subject", None, "each file once", found="a file twice")
-    return Certificate(payload, tuple(envelope.signatures), files, statement.predicate)
+    for name, file in subjects.items():
+        if (file.size is None) != (version == 1):
+            accepted = "the size of every file in version 2, and none in version 1"
+            raise InvalidInput("subject.annotations", name, accepted, found=repr(file.size))
+    return Certificate(payload, tuple(envelope.signatures), version, subjects, statement.predicate)
 
 
 def _bytes(field: str, text: str) -> bytes:

@@ -2,18 +2,19 @@
 
 Guarantees: everything a reader relies on (the guarantee, its profile, premises, caveats) is computed from the declared
 terms by `derived`, when the certificate is made and again when it is verified. Declared facts name unreleased models
-by commitments, never by digests, and hold no seed and no score.
+by commitments, never by digests, and hold no seed and no score. What version 1 did not say is not read into it.
 Refuses: declarations that contradict themselves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from dpmerge.certificate.audited import Audited
+from dpmerge.certificate.commitments import CertifiedFile, binding
 from dpmerge.certificate.figures import LEAST_DELTA, up
 from dpmerge.errors import DeltaOutOfReach, InvalidInput
 from dpmerge.planning.terms import Seen, Stated, Terms
@@ -25,10 +26,16 @@ from dpmerge.portfolio.statement import RunId
 from dpmerge.privacy.gaussian import GaussianProfile
 from dpmerge.privacy.renyi import RenyiProfile
 
-PREDICATE_TYPE = "urn:dpmerge:privacy-certificate:v1"
+Version = Literal[1, 2]
+PREDICATE_TYPES: dict[Version, str] = {v: f"urn:dpmerge:privacy-certificate:v{v}" for v in (1, 2)}
+NEWEST: Version = 2
 
 Hex256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 ReleaseId = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+
+CAVEATS_SINCE_2 = frozenset({"repeated_draw"})
+PREMISES_SINCE_2: frozenset[str] = frozenset()
+"""Names that version 1 did not know: its certificates are computed again without them."""
 
 _DELTAS = (1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9)
 _EPSILONS = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
@@ -117,6 +124,13 @@ class Declared(Stated):
     )
     inputs: list[Input] = Field(min_length=1, description="a non-empty list of objects with run, step and commitment")
     ledger: LedgerEntry = Field(description="an object with id, entry and hash")
+    draw_number: Annotated[int, Field(ge=1)] | None = Field(
+        default=None,
+        description="an integer ≥ 1, where there are several candidates: how often they were drawn from, this included",
+    )
+    binding: Hex256 | None = Field(
+        default=None, description="64 hexadecimal digits: HMAC-SHA256 of all that is declared and of the files"
+    )
     audit: Audited | None = Field(default=None, description="what an attack on the simulated release has shown")
     tools: dict[Text, Text] = Field(description="an object of names and versions")
 
@@ -135,15 +149,35 @@ class Declared(Stated):
             raise InvalidInput("adapters", self.adapters, accepted)
         return self
 
+    @property
+    def unbound(self) -> dict[str, Any]:
+        """What is declared, as JSON values, without the binding."""
+        return self.model_dump(by_alias=True, exclude_none=True, exclude={"binding"})
 
-def predicate(declared: Declared) -> dict[str, Any]:
+    def bound(self, files: Mapping[str, CertifiedFile], salt: bytes) -> Declared:
+        """The same about these files, which nobody without the release's salt can say."""
+        return self.model_copy(update={"binding": binding(self.unbound, files, salt)})
+
+    def require_version(self, version: Version) -> None:
+        """Refuse fields that a version does not have, and missing ones that it must have."""
+        has = {"binding": version > 1, "draw_number": version > 1 and len(self.terms.candidates) > 1}
+        for name, needed in has.items():
+            value, field = getattr(self, name), Declared.model_fields[name]
+            if (value is not None) != needed:
+                accepted = str(field.description) if needed else f"nothing in this certificate of version {version}"
+                raise InvalidInput(field.alias or name, value, accepted, found="nothing" if needed else repr(value))
+
+
+def predicate(declared: Declared, version: Version = NEWEST) -> dict[str, Any]:
     """The whole content of a certificate."""
-    return {**declared.model_dump(by_alias=True, exclude_none=True), **derived(declared)}
+    declared.require_version(version)
+    return {**declared.model_dump(by_alias=True, exclude_none=True), **derived(declared, version=version)}
 
 
-def derived(declared: Declared, shade: float = 1.0) -> dict[str, Any]:
+def derived(declared: Declared, shade: float = 1.0, *, version: Version = NEWEST) -> dict[str, Any]:
     """All that follows from what is declared; `shade` stands for what another machine may compute instead."""
     terms, delta = declared.terms, declared.target.delta
+    premises = [p for p in terms.premises if version > 1 or p.name not in PREMISES_SINCE_2]
     epsilon = up(terms.epsilon(delta) * shade)
     audit = declared.audit
     return {
@@ -151,23 +185,31 @@ def derived(declared: Declared, shade: float = 1.0) -> dict[str, Any]:
         **({} if audit is None else {"auditFinding": audit.judged(float(epsilon))}),
         "profile": _profile(terms, declared.target, shade),
         "theorem": terms.candidates[0].theorem if len(terms.candidates) == 1 else "random_selection",
-        "proved": terms.proved,
-        "premises": [{"name": p.name, "holds": p.holds, "vouchedBy": p.vouched_by} for p in terms.premises],
+        "proved": all(p.holds for p in premises),
+        "premises": [{"name": p.name, "holds": p.holds, "vouchedBy": p.vouched_by} for p in premises],
         "choice": _choice(terms),
         "tuning": _tuning(declared),
         "outcomes": [_outcome(terms, place, delta, shade) for place in range(len(terms.candidates))],
         "exposure": _exposure(terms),
         "setting": _setting(terms),
         "baseModels": base_models(terms),
-        "caveats": [{"name": c.name, "about": c.where, "text": c.text} for c in caveats(declared)],
+        "caveats": [{"name": c.name, "about": c.where, "text": c.text} for c in caveats(declared, version)],
     }
 
 
-def caveats(declared: Declared) -> list[Caveat]:
+def caveats(declared: Declared, version: Version = NEWEST) -> list[Caveat]:
+    """What no check can settle, as far as a version speaks of it."""
     own = declared.terms.caveats(declared.target.delta)
     if declared.final and not declared.terms.is_final:
         own.append(Caveat("final", "plan", "declared as the last release of these runs"))
-    return [*own, *declared.portfolio.caveats()]
+    if declared.draw_number is not None and declared.draw_number > 1:
+        text = (
+            f"draw {declared.draw_number} of these terms: the same candidates were drawn from before; the guarantee "
+            "is of one draw, and does not cover which of several is used"
+        )
+        own.append(Caveat("repeated_draw", "plan", text))
+    every = [*own, *declared.portfolio.caveats()]
+    return [caveat for caveat in every if version > 1 or caveat.name not in CAVEATS_SINCE_2]
 
 
 def machine_error(terms: Terms) -> float:

@@ -1,23 +1,25 @@
 """Was it made from these runs? A certificate beside the portfolio it speaks of.
 
-Guarantees: manifests that state something else, commitments that do not open, and checkpoints that are no longer what
-was committed to are each named.
+Guarantees: manifests that state something else, commitments that do not open, checkpoints that are no longer what was
+committed to, and a binding that is not of these terms and files are each named.
 """
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Iterator
 
 from dpmerge.certificate.checks import Check, file_digest
-from dpmerge.certificate.commitments import commitment, release_salt, salt_of
+from dpmerge.certificate.commitments import binding, commitment, release_salt, salt_of
+from dpmerge.certificate.envelope import Certificate
 from dpmerge.certificate.predicate import Declared, PortfolioFacts
 from dpmerge.errors import InvalidInput
 from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.portfolio.runs import SavedCheckpoint
 
 
-def provenance(declared: Declared, portfolio: Portfolio) -> Iterator[Check]:
-    """Whether a release was made from the runs of a portfolio."""
+def provenance(certificate: Certificate, declared: Declared, portfolio: Portfolio) -> Iterator[Check]:
+    """Whether a release was made from the runs of a portfolio, by who has its salt."""
     terms = declared.terms
     wrong = []
     subject = {"dataset": portfolio.dataset, "unit": portfolio.unit, "adjacency": portfolio.adjacency.value}
@@ -33,14 +35,23 @@ def provenance(declared: Declared, portfolio: Portfolio) -> Iterator[Check]:
     if not wrong and PortfolioFacts.of(portfolio, terms) != declared.portfolio:
         wrong.append("what is said of the portfolio as a whole (complete, allowed differences) is something else")
     yield Check("manifests", not wrong, tuple(wrong))
-    yield _commitments(declared, portfolio)
-
-
-def _commitments(declared: Declared, portfolio: Portfolio) -> Check:
     try:
         salt = release_salt(salt_of(portfolio), declared.release)
     except InvalidInput as error:
-        return Check("commitments", False, (str(error),))
+        yield Check("commitments", False, (str(error),))
+        return
+    yield _commitments(declared, portfolio, salt)
+    if certificate.version > 1:
+        yield _binding(certificate, declared, salt)
+
+
+def _binding(certificate: Certificate, declared: Declared, salt: bytes) -> Check:
+    stated, found = declared.binding or "", binding(declared.unbound, certificate.subjects, salt)
+    words = "not of these terms and files: something was changed by who does not have the portfolio's salt"
+    return Check("binding", same := hmac.compare_digest(stated, found), () if same else (words,))
+
+
+def _commitments(declared: Declared, portfolio: Portfolio, salt: bytes) -> Check:
     wrong = []
     for each in declared.inputs:
         try:

@@ -1,34 +1,36 @@
 """Verification from scratch: is this output what its certificate says, and does the guarantee follow?
 
 Guarantees: no stored figure is believed; every one is computed again from the mechanisms and the plan inside the
-certificate, the files are hashed, the card is written again, and with the portfolio the commitments are opened.
-Every reason why something does not hold is listed, not only the first. Needs neither the engine nor torch.
+certificate, by the version it states; the files are hashed and the card is written again. Every reason why something
+does not hold is listed, not only the first. Needs neither the engine nor torch, neither portfolio nor ledger: what
+those add, and when a certificate beside them is believed, is in `releasing.verifying`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from pathlib import Path, PurePosixPath
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from dpmerge.certificate.card import CARD_NAME, model_card
-from dpmerge.certificate.checks import Check, Verification, file_digest
+from dpmerge.certificate.checks import Check, Verification
 from dpmerge.certificate.envelope import CERTIFICATE_NAME, Certificate, read_certificate
 from dpmerge.certificate.keys import read_public
+from dpmerge.certificate.output_files import file_checks
 from dpmerge.certificate.predicate import Declared, derived, machine_error
-from dpmerge.certificate.provenance import provenance
 from dpmerge.documents import is_file, read_bytes, validated
 from dpmerge.errors import DpmergeError, InvalidInput
-from dpmerge.portfolio.portfolio import Portfolio
-from dpmerge.portfolio.tensors import PICKLES
+
+UNBOUND = (
+    "1: without a signature nothing binds its terms to its files, or to who keeps the runs, and repeated draws are not "
+    "counted; beside a portfolio it is believed only where the ledger has this very certificate"
+)
 
 
-def verify(
-    out: str | Path, *, portfolio: Portfolio | str | Path | None = None, key: str | Path | None = None
-) -> Verification:
+def check_output(out: str | Path, *, key: str | Path | None = None, allow_extra: Iterable[str] = ()) -> Verification:
     """Check an output folder against its certificate, and the certificate against mathematics.
 
-    `key` is the public key it must be signed with; `portfolio` is what it was made from.
+    `key` is the public key it must be signed with; `allow_extra` names files and folders that need not be covered.
     """
     path = Path(out)
     public = None if key is None else read_public(Path(key))
@@ -41,29 +43,29 @@ def verify(
         certificate = read_certificate(text)
     except InvalidInput as error:
         return Verification(path, (Check("form", False, (str(error),)),), None, {}, {})
-    checks = [Check("form", True), _signature(certificate, public), *_files(path, certificate)]
+    checks = [Check("form", True)]
+    if certificate.version == 1:
+        checks.append(Check("version", None, (UNBOUND,)))
+    checks += [_signature(certificate, public), *file_checks(path, certificate, allow_extra)]
+    declared: Declared | None = None
     try:
         declared = declared_in(certificate)
     except DpmergeError as error:
-        return Verification(
-            path, (*checks, Check("schema", False, (str(error),))), None, certificate.content, certificate.files
-        )
-    checks += [Check("schema", True), _figures(certificate, declared)]
-    if checks[-1].passed:
-        checks.append(_card(path, certificate))
+        checks.append(Check("schema", False, (str(error),)))
+    else:
+        checks += [Check("schema", True), *_follows(path, certificate, declared)]
+    return Verification(path, tuple(checks), declared, certificate.content, certificate.files, certificate)
+
+
+def _follows(path: Path, certificate: Certificate, declared: Declared) -> Iterator[Check]:
+    """What is computed again from what is declared."""
+    figures = _figures(certificate, declared)
+    yield figures
+    if figures.passed:
+        yield _card(path, certificate)
     if declared.audit is not None:
         words = f"ε ≥ {declared.audit.lower_bound} is stated, and was not repeated; `dpmerge audit` repeats it"
-        checks.append(Check("audit", None, (words,)))
-    if portfolio is not None:
-        checks += provenance(declared, _loaded(portfolio, declared))
-    return Verification(path, tuple(checks), declared, certificate.content, certificate.files)
-
-
-def _loaded(portfolio: Portfolio | str | Path, declared: Declared) -> Portfolio:
-    """Headers only: of the weights, those that went in are read when their commitments are opened."""
-    if isinstance(portfolio, Portfolio):
-        return portfolio
-    return Portfolio.load(portfolio, contents=False, allow=declared.portfolio.allowed)
+        yield Check("audit", None, (words,))
 
 
 def _signature(certificate: Certificate, key: Any) -> Check:
@@ -79,41 +81,11 @@ def _signature(certificate: Certificate, key: Any) -> Check:
     return Check("signature", good, () if good else ("not made with this key, or changed since",))
 
 
-def wrong_files(path: Path, certificate: Certificate) -> list[str]:
-    """What is wrong with the files that a certificate is about."""
-    return [reason for name, digest in sorted(certificate.files.items()) if (reason := _wrong(path, name, digest))]
-
-
-def _files(path: Path, certificate: Certificate) -> Iterator[Check]:
-    wrong = wrong_files(path, certificate)
-    known = {*certificate.files, CARD_NAME, CERTIFICATE_NAME}
-    extra = sorted(
-        str(f.relative_to(path)) for f in path.rglob("*") if f.is_file() and str(f.relative_to(path)) not in known
-    )
-    weights = [name for name in extra if name.lower().endswith((".safetensors", *PICKLES))]
-    wrong += [f"{name} holds weights that the certificate does not cover" for name in weights]
-    yield Check("files", not wrong, tuple(wrong))
-    if others := [name for name in extra if name not in weights]:
-        yield Check("other files", None, (f"not covered: {', '.join(others[:10])}{' …' if len(others) > 10 else ''}",))
-
-
-def _wrong(path: Path, name: str, digest: str) -> str | None:
-    parts = PurePosixPath(name).parts
-    if not name.isprintable() or name.startswith("/") or ".." in parts or "\\" in name:
-        return f"{name!r} leads out of the folder"
-    try:
-        file = path / name
-        if not file.resolve().is_relative_to(path.resolve()):
-            return f"{name} is a link out of the folder"
-        found = file_digest(file)
-    except OSError as error:
-        return f"{name} cannot be read ({error.strerror})"
-    return None if found == digest else f"{name} is not the file that was certified"
-
-
 def declared_in(certificate: Certificate) -> Declared:
     """What a certificate declares, by whoever made it."""
-    return validated(Declared, _declared_part(certificate.content), "predicate")
+    declared = validated(Declared, _declared_part(certificate.content), "predicate")
+    declared.require_version(certificate.version)
+    return declared
 
 
 def _declared_part(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,7 +97,7 @@ def _figures(certificate: Certificate, declared: Declared) -> Check:
     """Everything that follows from the declared terms, computed again."""
     try:
         error = machine_error(declared.terms)
-        computed = [derived(declared, shade) for shade in (1.0, 1 - error, 1 + error)]
+        computed = [derived(declared, shade, version=certificate.version) for shade in (1.0, 1 - error, 1 + error)]
     except DpmergeError as reason:
         return Check("guarantee", False, (f"nothing follows from its terms: {reason}",))
     stored = {

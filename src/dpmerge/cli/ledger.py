@@ -151,6 +151,10 @@ def recover(
         list[Path] | None,
         typer.Option(metavar="OUT", help="Count this output, whose entry the ledger has lost (restored backup)."),
     ] = None,
+    key: Annotated[
+        Path | None,
+        typer.Option(help="The public key that adopted outputs are signed with; without it every run counts whole."),
+    ] = None,
     accept: Annotated[
         bool,
         typer.Option("--accept", help="Vouch that every output that is missing was adopted; noted for ever."),
@@ -162,7 +166,8 @@ def recover(
 
     A release that was killed after it was charged is pending. It is made now, exactly as it was ordered, or given up
     with `--abandon` (it stays charged: nobody can prove that nothing left). After a ledger was restored from an older
-    backup, name every output made since with `--adopt`, and confirm with `--accept` that there are no others.
+    backup, name every output made since with `--adopt`, and confirm with `--accept` that there are no others. A
+    certificate that nobody signed may be forged: without `--key` everything that any run holds counts as released.
 
     Example: `dpmerge ledger recover examples/mnist`
     """
@@ -170,7 +175,7 @@ def recover(
         if abandon:
             done = _given_up(opened, abandon)
         elif adopt or accept:
-            done = _counted_again(opened, where, adopt or [], accept)
+            done = _counted_again(opened, where, adopt or [], key, accept)
         elif (doubt := _doubt(opened, where)) is not None:
             raise LedgerError(doubt)
         else:
@@ -196,13 +201,16 @@ def _given_up(opened: Ledger, abandon: list[str]) -> list[dict[str, Any]]:
     return [{"release": each, "outcome": "abandoned"} for each in ids]
 
 
-def _counted_again(opened: Ledger, where: Path | None, adopt: list[Path], accept: bool) -> list[dict[str, Any]]:
+def _counted_again(
+    opened: Ledger, where: Path | None, adopt: list[Path], key: Path | None, accept: bool
+) -> list[dict[str, Any]]:
     from dpmerge.releasing import recovery
 
     if where is None:
         raise InvalidInput("portfolio", None, "the portfolio the outputs were made from", found="nothing")
     loaded = loaded_portfolio(where, headers_only=True, allow=None)
-    done = [{"release": recovery.adopt(opened, out, loaded), "out": str(out), "outcome": "adopted"} for out in adopt]
+    how = "adopted" if key is not None else "adopted; no --key, so every run counts as released to its last step"
+    done = [{"release": recovery.adopt(opened, o, loaded, key=key), "out": str(o), "outcome": how} for o in adopt]
     doubt = _doubt(opened, where)
     if accept and doubt is not None:
         recovery.accept(opened, loaded)

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dpmerge.cli.options import LEDGER, loaded_portfolio, require_jobs
+from dpmerge.cli.options import LEDGER, require_jobs
 from dpmerge.cli.terminal import AsJson, one_line_errors, print_json, wide_console
-from dpmerge.errors import InvalidInput
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from dpmerge.certificate.checks import Check, Verification
+    from dpmerge.certificate.checks import Verification
 
 
 def verify(
+    context: typer.Context,
     output: Annotated[Path, typer.Argument(metavar="OUT", help="The folder of a release.")],
     portfolio: Annotated[
         Path | None, typer.Option(help="What it was made from: opens the commitments, compares the manifests.")
@@ -25,82 +25,46 @@ def verify(
     key: Annotated[Path | None, typer.Option(help="The public key it must be signed with.")] = None,
     rebuild: Annotated[bool, typer.Option("--rebuild", help="Merge again and compare the bytes.")] = False,
     ledger: LEDGER = None,
+    allow_extra: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A file or folder in OUT that the certificate need not cover; repeatable."),
+    ] = None,
     jobs: Annotated[int, typer.Option(help="Threads for merging again.")] = 2,
     as_json: AsJson = False,
 ) -> None:
     """Is this model what its certificate says, and does the guarantee follow?
 
     Trusts no stored number: digests, figures and the model card are computed again, the guarantee from the mechanisms
-    and the plan inside the certificate. With `--portfolio` also that it was made from those runs, and that the ledger
-    beside them has charged it.
+    and the plan inside the certificate. Anything in OUT that is not certified fails, and so does any link. With
+    `--portfolio` also that it was made from those runs by who has their salt, and that the ledger beside them (or
+    `--ledger`) has charged it.
 
     Exit codes: 0 verified, 1 not verified (every reason is listed), 2 could not run.
 
     Example: `dpmerge verify merged --portfolio examples/mnist --rebuild`
     """
     with one_line_errors():
-        from dpmerge.certificate.verification import verify as check
+        from dpmerge.releasing.verifying import verify as check
 
         require_jobs(jobs)
-        if portfolio is None and rebuild:
-            raise InvalidInput("portfolio", None, "the portfolio it was made from, for --rebuild", found="nothing")
-        result = check(output, portfolio=portfolio, key=key)
-        if rebuild and portfolio is not None and result.declared is not None:
-            from dpmerge.releasing.rebuilding import rebuilt
-
-            allowed = result.declared.portfolio.allowed
-            loaded = loaded_portfolio(portfolio, headers_only=True, allow=allowed)
-            result = result.with_check(rebuilt(result, loaded, jobs=jobs))
-        if portfolio is not None or ledger is not None:
-            result = _with_ledger(result, portfolio, ledger)
+        source = context.get_parameter_source("ledger")
+        if portfolio is None and source is not None and source.name == "ENVIRONMENT":
+            ledger = None  # one's own ledger says nothing of a stranger's output
+        result = check(
+            output,
+            portfolio=portfolio,
+            key=key,
+            ledger=ledger,
+            rebuild=rebuild,
+            allow_extra=allow_extra or (),
+            jobs=jobs,
+        )
     if as_json:
         print_json(result.document())
     else:
         _print(result, wide_console())
     if not result.verified:
         raise typer.Exit(1)
-
-
-def _with_ledger(result: Verification, portfolio: Path | None, where: str | None) -> Verification:
-    """Whether the release was charged, where the ledger can be asked."""
-    from dpmerge.certificate.checks import Check
-    from dpmerge.cli.options import ledger_place
-
-    declared = result.declared
-    if declared is None:
-        return result
-    place = ledger_place(portfolio, where)
-    if where is None and not Path(place).exists():
-        words = "there is no ledger beside the portfolio; --ledger names one"
-        return result.with_check(Check("ledger", None, (words,)))
-    from dpmerge.ledger.ledger import Ledger
-
-    with Ledger.open(place, create=False) as ledger:
-        if ledger.id != declared.ledger.id:
-            return result.with_check(Check("ledger", None, (f"charged in another one, {declared.ledger.id}",)))
-        charged = ledger.contains(declared.ledger.entry, declared.ledger.hash)
-        known = ledger.release(declared.release)
-    return result.with_check(_charged(charged, known, result))
-
-
-def _charged(charged: bool, known: object, result: Verification) -> Check:
-    from dpmerge.certificate.checks import Check, file_digest
-    from dpmerge.certificate.envelope import CERTIFICATE_NAME
-    from dpmerge.ledger.request import Charged
-
-    if not isinstance(known, Charged) or not (charged or known.adopted):
-        return Check("ledger", False, ("has no such entry: it was restored from an older backup, or never charged",))
-    declared = result.declared
-    assert declared is not None
-    if known.output is not None and dict(known.output.files) != dict(result.files):
-        return Check("ledger", False, ("recorded other files for this release",))
-    if known.terms != declared.terms or known.final != declared.final:
-        return Check("ledger", False, ("charged other terms for this release",))
-    if declared.drawn is not None and known.index is not None and known.index != declared.drawn:
-        return Check("ledger", False, ("drew another candidate for this release",))
-    if known.output is not None and known.output.certificate != file_digest(result.path / CERTIFICATE_NAME):
-        return Check("ledger", False, ("recorded another certificate for this release",))
-    return Check("ledger", True)
 
 
 def _print(result: Verification, console: Console) -> None:
@@ -130,7 +94,9 @@ def _print(result: Verification, console: Console) -> None:
     )
     unchecked = [check.found[0] for check in result.checks if check.name == "signature" and check.passed is None]
     if unchecked:
-        words = "the figures follow from the terms; who states those is not known"
+        bound = any(check.name == "binding" and check.passed for check in result.checks)
+        who = "who has the portfolio's salt stated those" if bound else "who states those is not known"
+        words = f"the figures follow from the terms; {who}"
         console.print(Text(f"{unchecked[0].capitalize()}: {words}."))
     doubts = sorted({caveat["name"].replace("_", " ") for caveat in content["caveats"]})
     if doubts:

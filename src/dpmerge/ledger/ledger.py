@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -23,9 +23,9 @@ from dpmerge.ledger.database import PATIENCE, Database, append, entries_after, h
 from dpmerge.ledger.entries import Book, Entry, Kind, canonical, following
 from dpmerge.ledger.request import Charged, ChargeRequest, Output
 from dpmerge.ledger.rules import Proposal, admit
-from dpmerge.ledger.runs import require_own_book, require_same_runs, require_unlocked_elsewhere
+from dpmerge.ledger.runs import Stated, require_own_book, require_same_runs, require_unlocked_elsewhere
 from dpmerge.ledger.standing import Standing, standing
-from dpmerge.ledger.state import BookState, Release, State, exposures, stated
+from dpmerge.ledger.state import BookState, Release, State, left_by, stated
 from dpmerge.ledger.verification import Verdict, verified
 from dpmerge.planning.terms import Terms
 
@@ -100,13 +100,13 @@ class Ledger:
         runs = list(stated(body))
         require_own_book(state, request.book, runs)
         require_same_runs(book, runs)
-        proposal = Proposal(request.terms, exposures(body["terms"], body["identities"]), request.final)
+        proposal = Proposal(request.terms, left_by(body), request.final)
         require_unlocked_elsewhere(state, request.book, proposal.exposures, final=request.final)
         admitted = admit(book.considering(runs), proposal)
         body |= {"release": release_id, "counted": admitted.counted, "cost": admitted.cost}
         body["index"] = _drawn(draw, request.terms.units)
         entry = self._append(connection, state, request.book, "release", body)
-        return Release(entry, ()), entry
+        return Release(entry, (), draw_number=book.next_draw(body)), entry
 
     def _known(self, state: State, book: BookState, request: ChargeRequest, release_id: str) -> Release | None:
         by_id = state.find(release_id)
@@ -173,10 +173,17 @@ class Ledger:
         entry: tuple[int, str],
         files: Mapping[str, str],
         certificate: str,
+        signed_by: str | None,
+        held: Iterable[Stated] = (),
         where: str = "",
     ) -> None:
         """Count a release whose output proves that it has left, after entries were lost. It is counted even if it
-        passes the cap or breaks a lock; without an index every candidate counts as released."""
+        passes the cap or breaks a lock; without an index every candidate counts as released.
+
+        `signed_by` is the key whose owner vouches for the terms. Without one a certificate may be anybody's, and name a
+        cheap run for a costly one that has left: what counts is the joint release of all that is `held` (the runs of
+        the portfolio) and of every run of the book, each to its last step.
+        """
         request = ChargeRequest(terms=terms, identities=identities, marks=marks, final=final, key=None, details={})
         if index is not None and not 0 <= index < len(terms.candidates):
             raise InvalidInput("index", index, f"an integer from 0 to {len(terms.candidates) - 1}, or None")
@@ -189,10 +196,14 @@ class Ledger:
                     raise LedgerBroken(f"release {release_id} is in the ledger with other terms than its certificate's")
                 return
             book = state.books.get(request.book.id) or BookState.of(request.book)
-            runs = list(stated(body))
+            runs = list(stated(body)) + ([] if signed_by is not None else list(held))
             require_own_book(state, request.book, runs)
             require_same_runs(book, runs)
-            proposal = Proposal(terms, exposures(body["terms"], body["identities"]), final)
+            if signed_by is not None:
+                body["signedBy"] = signed_by
+            else:
+                index, body["everything"] = None, book.considering(runs).everything()
+            proposal = Proposal(terms, left_by(body), final)
             by_theorem = proposal.bounds is not None and index is not None
             body |= {
                 "release": release_id,

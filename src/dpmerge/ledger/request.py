@@ -87,6 +87,8 @@ class Charged:
     """A release that has been paid for; `index` is the candidate that was drawn (None: adopted, and nobody knows).
 
     `output` is known once it is sealed: while the release is pending it may or may not have been published.
+    `draw_number` counts how often these candidates were drawn from, this one included; None where nothing is drawn.
+    `signed_by` is the key that vouched for what was adopted.
     """
 
     release_id: str
@@ -101,6 +103,8 @@ class Charged:
     output: Output | None
     adopted: bool
     already: bool
+    draw_number: int | None
+    signed_by: str | None
     terms_document: Mapping[str, Any]
 
     @cached_property
@@ -112,7 +116,9 @@ class Charged:
         return book_of(self.terms)
 
 
-def charged(entry: Entry, ledger: str, *, status: Status, output: Output | None, already: bool = False) -> Charged:
+def charged(
+    entry: Entry, ledger: str, *, status: Status, output: Output | None, draw_number: int | None, already: bool = False
+) -> Charged:
     """What an entry of kind release or adopted says."""
     body = entry.body
     return Charged(
@@ -128,6 +134,8 @@ def charged(entry: Entry, ledger: str, *, status: Status, output: Output | None,
         output=output,
         adopted=entry.kind == "adopted",
         already=already,
+        draw_number=draw_number,
+        signed_by=body.get("signedBy"),
         terms_document=body["terms"],
     )
 

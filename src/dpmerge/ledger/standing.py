@@ -178,6 +178,8 @@ def _caveats(book: BookState, others: Sequence[Book]) -> Iterator[str]:
         yield f"the cap, if any, cannot be vouched for: {book.conflict}"
     if adopted := sum(release.entry.kind == "adopted" for release in book.releases.values()):
         yield f"adopted after entries were lost: {adopted}; others may be missing"
+    if unsigned := sum("everything" in release.entry.body for release in book.releases.values()):
+        yield f"adopted with no signature: {unsigned}; all runs count as released, private validations of theirs do not"
     if book.accepted:
         yield "entries were lost; somebody vouched that what is counted here is all: others may be missing"
     if same := [other for other in others if other.dataset == book.book.dataset]:

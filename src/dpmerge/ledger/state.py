@@ -14,7 +14,7 @@ from typing import Any
 
 from dpmerge.documents import validated
 from dpmerge.errors import InvalidInput, LedgerBroken
-from dpmerge.ledger.entries import BEFORE_THE_FIRST, KINDS, Book, Entry
+from dpmerge.ledger.entries import BEFORE_THE_FIRST, KINDS, Book, Entry, canonical
 from dpmerge.ledger.pricing import Prices, joined, raise_mark
 from dpmerge.ledger.request import Charged, Output, Status, charged
 from dpmerge.planning.terms import Terms
@@ -40,6 +40,8 @@ class Release:
     status: Status = "pending"
     output: Output | None = None
     """Once it is sealed: what will be, or was, published."""
+    draw_number: int | None = None
+    """How often these candidates were drawn from, this one included; None where nothing is drawn."""
 
     @property
     def id(self) -> str:
@@ -57,7 +59,9 @@ class Release:
         return joined(*self.exposures) if index is None else self.exposures[index]
 
     def charged(self, ledger: str, *, already: bool = False) -> Charged:
-        return charged(self.entry, ledger, status=self.status, output=self.output, already=already)
+        return charged(
+            self.entry, ledger, status=self.status, output=self.output, draw_number=self.draw_number, already=already
+        )
 
 
 @dataclass
@@ -69,6 +73,8 @@ class BookState:
     runs: dict[str, KnownRun] = field(default_factory=dict)
     releases: dict[str, Release] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
+    draws: dict[str, int] = field(default_factory=dict)
+    """Candidates → how often they were drawn from."""
     high_water: dict[str, int] = field(default_factory=dict)
     """Of everything that is counted as joint release."""
     exposed: dict[str, int] = field(default_factory=dict)
@@ -102,6 +108,18 @@ class BookState:
         for identity, statement, mark in runs:
             wider._know(identity, statement, mark)
         return wider
+
+    def everything(self) -> list[dict[str, Any]]:
+        """Every run of the book in its whole length, as an entry states it."""
+        return [
+            {
+                "identity": identity,
+                "step": self.prices.mechanism(identity).steps,
+                "statement": dict(known.statement),
+                "mark": known.mark,
+            }
+            for identity, known in sorted(self.runs.items())
+        ]
 
     def apply(self, entry: Entry) -> None:
         body = entry.body
@@ -139,7 +157,7 @@ class BookState:
 
     def _charge(self, entry: Entry) -> None:
         body = entry.body
-        release = Release(entry, exposures(body["terms"], body["identities"]))
+        release = Release(entry, left_by(body), draw_number=self.next_draw(body))
         if release.id in self.releases:
             raise LedgerBroken(f"entry {entry.seq}: release {release.id} was charged before")
         for identity, statement, mark in stated(body):
@@ -158,7 +176,7 @@ class BookState:
         for identity in left:
             self.seen_in.setdefault(identity, release.id)
         if body["final"]:
-            for identity in touched:
+            for identity in joined(*exposures(body["terms"], body["identities"])):
                 self.locks.setdefault(identity, release.id)
         self.releases[release.id] = release
         if body["key"] is not None:
@@ -167,14 +185,20 @@ class BookState:
             self.conflict = f"release {release.id} was adopted, and its rule has no number for it"
         else:
             self.spent += body["cost"]
-        self._count_choice(release.id, body["terms"])
+        self._count_choice(release, body["terms"])
         if entry.kind == "adopted":
             release.status = "completed"
             release.output = Output(body["files"], body["certificate"], body["where"])
 
-    def _count_choice(self, release_id: str, terms: Mapping[str, Any]) -> None:
+    def next_draw(self, body: Mapping[str, Any]) -> int | None:
+        """Which draw from its candidates a release is; one candidate alone is not drawn."""
+        return None if len(body["terms"]["candidates"]) == 1 else self.draws.get(candidates_key(body), 0) + 1
+
+    def _count_choice(self, release: Release, terms: Mapping[str, Any]) -> None:
+        if release.draw_number is not None:
+            self.draws[candidates_key(release.entry.body)] = release.draw_number
         if terms["choice"]["kind"] == "uncharged":
-            self.uncharged.append(release_id)
+            self.uncharged.append(release.id)
         if validation := terms.get("validation"):
             if validation.get("disjointVouchedBy") is None:
                 self.validation += validation["epsilon"]
@@ -266,12 +290,34 @@ def exposures(terms: Mapping[str, Any], identities: Mapping[str, str]) -> tuple[
     return each if terms["choice"]["kind"] == "data_independent" else (joined(*each),) * len(each)
 
 
+def left_by(body: Mapping[str, Any]) -> tuple[dict[str, int], ...]:
+    """What each candidate exposes as it is counted: of what was adopted with no signature, everything there was."""
+    own = exposures(body["terms"], body["identities"])
+    if "everything" not in body:
+        return own
+    everything = {run["identity"]: run["step"] for run in body["everything"]}
+    return (joined(everything, *own),) * len(own)
+
+
+def candidates_key(body: Mapping[str, Any]) -> str:
+    """The same for all draws from the same candidates, whatever their order, probabilities and names."""
+    names: Mapping[str, str] = body["identities"]
+    return canonical(
+        sorted(
+            sorted([names[part["run"]], part["step"], part["weight"]] for part in candidate["parts"])
+            for candidate in body["terms"]["candidates"]
+        )
+    )
+
+
 def stated(body: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any], str | None]]:
     """Identity, statement and noise mark of every run of a release, parents named by identity."""
     names: Mapping[str, str] = body["identities"]
     for statement in body["terms"]["runs"]:
         name = statement["run"]
         yield names[name], by_identity(statement, names), body["marks"][name]
+    for run in body.get("everything", ()):
+        yield run["identity"], run["statement"], run["mark"]
 
 
 def by_identity(statement: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from dpmerge.ledger.capping import adoption_cost, cap_body, cap_in
 from dpmerge.ledger.entries import Entry, canonical
 from dpmerge.ledger.rules import Proposal, admit
 from dpmerge.ledger.runs import require_own_book, require_same_runs, require_unlocked_elsewhere
-from dpmerge.ledger.state import BookState, Release, State, exposures, require_next, stated
+from dpmerge.ledger.state import BookState, Release, State, left_by, require_next, stated
 
 _AGREE = 1e-9  # relative: what another version of numpy may do to the last digits of a sum
 
@@ -70,7 +70,7 @@ def _require_cap(_: State, book: BookState, entry: Entry) -> None:
 
 def _require_release(state: State, book: BookState, entry: Entry) -> None:
     body = entry.body
-    release = Release(entry, exposures(body["terms"], body["identities"]))
+    release = Release(entry, left_by(body))
     runs = list(stated(body))
     require_own_book(state, book.book, runs)
     require_same_runs(book, runs)
@@ -84,7 +84,11 @@ def _require_release(state: State, book: BookState, entry: Entry) -> None:
 
 def _require_adopted(_: State, book: BookState, entry: Entry) -> None:
     body = entry.body
-    release = Release(entry, exposures(body["terms"], body["identities"]))
+    release = Release(entry, left_by(body))
+    if "everything" in body:
+        known = book.considering(stated(body)).everything()
+        if body["index"] is not None or "signedBy" in body or canonical(known) != canonical(body["everything"]):
+            raise LedgerBroken(f"entry {entry.seq}: adopted with no signature, and it does not count everything")
     cost = adoption_cost(book, release)
     proposal = Proposal(release.terms, release.exposures, body["final"])
     by_theorem = proposal.bounds is not None and body["index"] is not None

@@ -15,9 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dpmerge.certificate.card import CARD_NAME, model_card
+from dpmerge.certificate.commitments import CertifiedFile
 from dpmerge.certificate.envelope import CERTIFICATE_NAME, Certificate, certificate_bytes, read_certificate
 from dpmerge.certificate.keys import read_private
-from dpmerge.certificate.verification import wrong_files
+from dpmerge.certificate.output_files import wrong_files
 from dpmerge.documents import is_file, read_bytes
 from dpmerge.errors import CannotWrite, InvalidInput
 from dpmerge.ledger.ledger import Ledger
@@ -135,14 +136,14 @@ def _make(
             progress=progress,
             adapters=order.adapters,
         )
-        files = {file.name: file.sha256 for file in built.files}
+        files = {file.name: CertifiedFile(file.sha256, file.size) for file in built.files}
         certificate = _certify(charged, portfolio, order, staged.path, files)
         digest = _digest(staged.path / CERTIFICATE_NAME)
         if ledger is not None:
             staged.settle()
             if recipe.release_noise > 0:
                 staged.keep()  # nobody could make it again
-            ledger.seal(charged.release_id, files=files, certificate=digest, where=order.out)
+            ledger.seal(charged.release_id, files=certificate.files, certificate=digest, where=order.out)
         elif charged.output is None or digest != charged.output.certificate:
             raise CannotWrite("output", str(out), "the bytes that were released before", found="other bytes")
         staged.publish()
@@ -158,10 +159,11 @@ def drawn(charged: Charged) -> CandidateTerms:
 
 
 def _certify(
-    charged: Charged, portfolio: Portfolio, order: Order, folder: Path, files: Mapping[str, str]
+    charged: Charged, portfolio: Portfolio, order: Order, folder: Path, files: Mapping[str, CertifiedFile]
 ) -> Certificate:
     signer = None if order.key is None else read_private(Path(order.key))
-    content = certificate_bytes(order.declared(charged, portfolio), files, signer)
+    declared = order.declared(charged, portfolio, files)
+    content = certificate_bytes(declared, files, signer, order.certificate_version)
     certificate = read_certificate(content)
     try:
         (folder / CERTIFICATE_NAME).write_bytes(content)

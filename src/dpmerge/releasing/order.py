@@ -15,14 +15,16 @@ from pydantic import Field
 
 from dpmerge import __version__
 from dpmerge.certificate.audited import Audited
-from dpmerge.certificate.commitments import commitment, release_salt, salt_of
+from dpmerge.certificate.commitments import CertifiedFile, commitment, release_salt, salt_of
 from dpmerge.certificate.predicate import (
+    NEWEST,
     Declared,
     Hex256,
     Input,
     LedgerEntry,
     PortfolioFacts,
     Target,
+    Version,
     input_names,
 )
 from dpmerge.documents import validated
@@ -56,6 +58,7 @@ class Order(Stated):
     audit: Audited | None = Field(default=None, description="what an attack on the simulated release has shown")
     asked: dict[Text, Text] = Field(default_factory=dict, description="an object: in whose words it was asked for")
     tools: dict[Text, Text] = Field(description="an object of names and versions")
+    certificate_version: Version = Field(default=1, description="1 or 2; what was ordered by version 0.1 does not say")
     nonce: Hex256 = Field(description="64 random hexadecimal digits: they blind the entry's hash, which is public")
 
     @classmethod
@@ -87,6 +90,7 @@ class Order(Stated):
             audit=audit,
             asked=dict(planned.asked),
             tools={"dpmerge": __version__},
+            certificate_version=NEWEST,
             nonce=secrets.token_hex(32),
         )
 
@@ -121,11 +125,11 @@ class Order(Stated):
         place = self.portfolio if moved_to is None or Path(self.portfolio).exists() else moved_to
         return Portfolio.load(place, contents=False, allow=self.allow)
 
-    def declared(self, charged: Charged, portfolio: Portfolio) -> Declared:
-        """What the certificate of this order declares."""
+    def declared(self, charged: Charged, portfolio: Portfolio, files: Mapping[str, CertifiedFile]) -> Declared:
+        """What the certificate of this order declares of these files."""
         salt = release_salt(salt_of(portfolio, create=True), charged.release_id)
         drawn = len(charged.terms.candidates) > 1 and self.reveal_draw
-        return Declared(
+        declared = Declared(
             release=charged.release_id,
             charged_at=charged.entry.time,
             target=self.target,
@@ -135,6 +139,7 @@ class Order(Stated):
             adapters=self.adapters,
             donor=self.donor,
             drawn=charged.index if drawn else None,
+            draw_number=charged.draw_number if self.certificate_version > 1 else None,
             inputs=[
                 Input(run=run, step=step, commitment=commitment(portfolio, run, step, salt))
                 for run, step in input_names(charged.terms)
@@ -143,6 +148,7 @@ class Order(Stated):
             tools=self.tools,
             audit=self.audit,
         )
+        return declared.bound(files, salt) if self.certificate_version > 1 else declared
 
 
 def input_digests(portfolio: Portfolio, terms: Terms) -> dict[str, list[str]]:

@@ -1,7 +1,8 @@
 """After a crash, or a restored backup: what was charged is finished, what has left is counted again.
 
 Guarantees: a pending release is finished with the draw it was charged with, or abandoned and still charged; an output
-whose entry is missing is adopted only if its certificate verifies, and then counts as if every candidate had left.
+whose entry is missing is adopted only if its certificate verifies, and then counts as if every candidate had left; with
+no signature by a key somebody states, as if every run had left as a whole, for a certificate may be forged.
 """
 
 from __future__ import annotations
@@ -12,18 +13,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpmerge.certificate.envelope import CERTIFICATE_NAME
-from dpmerge.certificate.verification import verify
+from dpmerge.certificate.keys import read_public
+from dpmerge.certificate.verification import check_output
 from dpmerge.documents import read_bytes
 from dpmerge.errors import DpmergeError, InvalidInput, LedgerBroken
 from dpmerge.ledger.entries import Book, sha256
-from dpmerge.ledger.identity import identity_of, noise_mark
+from dpmerge.ledger.identity import identities, noise_marks
 from dpmerge.ledger.ledger import Ledger
+from dpmerge.ledger.state import by_identity
 from dpmerge.ledger.witness import check_witness, replace_witness, update_witness
 from dpmerge.merging.staging import remove_leftovers
 from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.releasing.finishing import finish, only_one
 from dpmerge.releasing.order import Order
 from dpmerge.releasing.place import WITNESS_NAME, require_whole_ledger, witness, witnesses
+from dpmerge.releasing.verifying import made_from
 
 Progress = Callable[[int, int], object]
 
@@ -73,24 +77,34 @@ def abandon(ledger: Ledger, release_id: str) -> None:
         update_witness(ledger, order.home / WITNESS_NAME)
 
 
-def adopt(ledger: Ledger, out: Path, portfolio: Portfolio) -> str:
-    """Enter an output whose entry was lost, as its certificate describes it; the id of the release."""
-    verification = verify(out, portfolio=portfolio)
+def adopt(ledger: Ledger, out: Path, portfolio: Portfolio, *, key: str | Path | None = None) -> str:
+    """Enter an output whose entry was lost; the id of the release.
+
+    Signed with `key` it counts as its certificate says. Without a key the joint release of everything counts that any
+    run of this data holds, in the portfolio and in the ledger.
+    """
+    verification = check_output(out, key=key)
+    if verification.declared is not None:
+        verification = made_from(verification, portfolio)
     declared = verification.declared
     if not verification.verified or declared is None:
         raise InvalidInput("adopt", str(out), "an output that verifies", found="; ".join(verification.problems[:3]))
-    manifests = {stated.run: portfolio.run(stated.run).manifest for stated in declared.terms.runs}
+    manifests = [run.manifest for run in portfolio.runs]
+    names, marks = identities(manifests), noise_marks(manifests)
+    stated = {each.run: each.statement.model_dump(by_alias=True, exclude_none=True) for each in manifests}
     index = 0 if len(declared.terms.candidates) == 1 else None  # which was drawn nobody can vouch for any more
     ledger.adopt(
         declared.release,
         terms=declared.terms,
         final=declared.final,
-        identities={name: identity_of(manifest) for name, manifest in manifests.items()},
-        marks={name: noise_mark(manifest) for name, manifest in manifests.items()},
+        identities=names,
+        marks=marks,
         index=index,
         entry=(declared.ledger.entry, declared.ledger.hash),
         files=dict(verification.files),
         certificate=sha256(read_bytes(out / CERTIFICATE_NAME).decode()),
+        signed_by=None if key is None else str(read_public(Path(key)).keyid),
+        held=[(names[run], by_identity(statement, names), marks[run]) for run, statement in stated.items()],
         where=str(out.absolute()),
     )
     return declared.release

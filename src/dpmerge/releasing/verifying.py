@@ -1,0 +1,128 @@
+"""`dpmerge verify` and `dpm.verify`: an output, its certificate, the portfolio it was made from and their ledger.
+
+Guarantees: a ledger that is given, or lies beside the portfolio, must have the release with these terms, files and this
+very certificate; another ledger, a missing entry or a different one fails. Where there is none to ask, that is said,
+and is no pass. A certificate of version 1, whose commitments anybody can copy, is believed beside a portfolio only
+where the ledger has it: writing version 1 gains a forger nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dpmerge.certificate.checks import Check, Verification, file_digest
+from dpmerge.certificate.envelope import CERTIFICATE_NAME
+from dpmerge.certificate.predicate import Declared
+from dpmerge.certificate.provenance import provenance
+from dpmerge.certificate.verification import check_output
+from dpmerge.errors import InvalidInput
+from dpmerge.portfolio.portfolio import Portfolio
+
+if TYPE_CHECKING:
+    from dpmerge.ledger.ledger import Ledger
+    from dpmerge.ledger.request import Charged
+
+
+def verify(
+    out: str | Path,
+    *,
+    portfolio: Portfolio | str | Path | None = None,
+    key: str | Path | None = None,
+    ledger: str | Path | None = None,
+    rebuild: bool = False,
+    allow_extra: Iterable[str] = (),
+    jobs: int = 2,
+) -> Verification:
+    """Check a release: its files, its figures, and as far as they are given its portfolio and its ledger.
+
+    `portfolio` is what it was made from; `ledger` (a file or a database's URL; default: beside the portfolio) is where
+    it was charged; `key` is the public key it must be signed with; `rebuild` merges again, with `jobs` threads, and
+    compares the bytes; `allow_extra` names files and folders in `out` that the certificate need not cover.
+    """
+    if rebuild and portfolio is None:
+        raise InvalidInput("portfolio", None, "the portfolio it was made from, for --rebuild", found="nothing")
+    result = check_output(out, key=key, allow_extra=allow_extra)
+    declared = result.declared
+    if declared is None:
+        return result
+    loaded = None
+    if portfolio is not None:
+        loaded = _loaded(portfolio, declared)
+        result = made_from(result, loaded)
+        if rebuild:
+            from dpmerge.releasing.rebuilding import rebuilt
+
+            result = result.with_check(rebuilt(result, loaded, jobs=jobs))
+    if loaded is not None or ledger is not None:
+        result = result.with_check(_in_ledger(result, declared, loaded, ledger))
+    return result
+
+
+def _loaded(portfolio: Portfolio | str | Path, declared: Declared) -> Portfolio:
+    """Headers only: of the weights, those that went in are read when their commitments are opened."""
+    if isinstance(portfolio, Portfolio):
+        return portfolio
+    return Portfolio.load(portfolio, contents=False, allow=declared.portfolio.allowed)
+
+
+def made_from(result: Verification, portfolio: Portfolio) -> Verification:
+    """With the checks that need the portfolio, and not its ledger."""
+    assert result.certificate is not None
+    assert result.declared is not None
+    for check in provenance(result.certificate, result.declared, portfolio):
+        result = result.with_check(check)
+    return result
+
+
+def _in_ledger(
+    result: Verification, declared: Declared, portfolio: Portfolio | None, where: str | Path | None
+) -> Check:
+    """Whether the release was charged, where the ledger can be asked."""
+    from dpmerge.ledger.ledger import Ledger
+    from dpmerge.releasing.place import default_ledger
+
+    if where is None:
+        assert portfolio is not None
+        where = default_ledger(portfolio)
+        if not where.exists():
+            words = "there is no ledger beside the portfolio; --ledger names one"
+            unbound = f"{words}; without it no certificate of version 1 is believed beside a portfolio"
+            return Check("ledger", False, (unbound,)) if result.version == 1 else Check("ledger", None, (words,))
+    with Ledger.open(where, create=False) as ledger:
+        return _charged(ledger, result, declared)
+
+
+def _charged(ledger: Ledger, result: Verification, declared: Declared) -> Check:
+    known = ledger.release(declared.release)
+    if known is None:
+        lacks = "has no such entry: it was restored from an older backup, or never charged"
+        other = f"has no such entry: the certificate says that it was charged in another one, {declared.ledger.id}"
+        return Check("ledger", False, (lacks if ledger.id == declared.ledger.id else other,))
+    if (wrong := _otherwise(ledger, known, result, declared)) is not None:
+        return Check("ledger", False, (wrong,))
+    if known.adopted and known.signed_by is None:
+        words = "adopted after entries were lost, with no signature: the ledger knows of it from its certificate alone"
+        return Check("ledger", False if result.version == 1 else None, (words,))
+    return Check("ledger", True)
+
+
+def _otherwise(ledger: Ledger, known: Charged, result: Verification, declared: Declared) -> str | None:
+    """In what the ledger's release is not the certificate's."""
+    stated, place = declared.ledger, known.entry
+    if not known.adopted and (stated.id, stated.entry, stated.hash) != (ledger.id, place.seq, place.hash):
+        return "has another entry for this release than the certificate names"
+    if known.terms != declared.terms or known.final != declared.final:
+        return "charged other terms for this release"
+    if declared.drawn is not None and known.index is not None and known.index != declared.drawn:
+        return "drew another candidate for this release"
+    if declared.draw_number is not None and not known.adopted and known.draw_number != declared.draw_number:
+        return f"counts this as draw {known.draw_number} of these terms, and the certificate as {declared.draw_number}"
+    if known.output is None:
+        return "charged this release, and never sealed what it is: nothing of it was published"
+    if dict(known.output.files) != dict(result.files):
+        return "recorded other files for this release"
+    if known.output.certificate != file_digest(result.path / CERTIFICATE_NAME):
+        return "recorded another certificate for this release"
+    return None
