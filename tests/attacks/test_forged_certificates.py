@@ -19,7 +19,7 @@ import dpmerge as dpm
 from attacks.faults import must_notice
 from attacks.forging import FOREIGN, certificate_in, forged
 from certificate.outputs import certified
-from dpmerge.certificate import keys, provenance
+from dpmerge.certificate import keys, predicate, provenance
 from dpmerge.certificate.card import CARD_NAME
 from dpmerge.certificate.checks import Check, Verification
 from dpmerge.certificate.commitments import SALT_NAME
@@ -253,6 +253,32 @@ class TestVersionOne:
             forged(honest.out, tmp_path / "one", lambda d: d.update(binding="0" * 64), version=1)
         with pytest.raises(InvalidInput, match="binding: got nothing"):
             forged(honest.out, tmp_path / "two", lambda d: d.pop("binding"))
+
+    @pytest.mark.parametrize("facts", ["STATED_IN_1", "ANCESTRY_IN_1"])
+    def test_it_cannot_state_later_facts_and_leave_their_caveats_out(
+        self, honest: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, facts: str
+    ) -> None:
+        """Here a fact of 0.1 stands for a later one."""
+        old = forged(honest.out, tmp_path / "old", version=1)
+        assert verify(old).verified
+        later = {"STATED_IN_1": "tuning", "ANCESTRY_IN_1": "start"}[facts]
+        monkeypatch.setattr(predicate, facts, getattr(predicate, facts) - {later})
+        assert failing(verify(old)) == {"schema"}
+        assert verify(honest.out).verified
+
+    @pytest.mark.parametrize("name", ["CAVEATS_SINCE_2", "PREMISES_SINCE_2"])
+    def test_what_came_later_is_not_read_into_it(
+        self, honest: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    ) -> None:
+        """Here a caveat and a premise of 0.1 stand for later ones: version 2 has them, version 1 has not."""
+        later = {"CAVEATS_SINCE_2": "seeded_noise", "PREMISES_SINCE_2": "full_batch"}[name]
+        monkeypatch.setattr(predicate, name, getattr(predicate, name) | {later})
+        old = forged(honest.out, tmp_path / "old", version=1)
+        words = {"CAVEATS_SINCE_2": "caveats", "PREMISES_SINCE_2": "premises"}[name]
+        assert later not in {each["name"] for each in certificate_in(old).content[words]}
+        assert later in {each["name"] for each in certificate_in(honest.out).content[words]}
+        assert verify(old).verified
+        assert verify(honest.out).verified
 
     @pytest.mark.parametrize("version", [1, 2])
     def test_a_release_that_was_charged_and_never_sealed(self, tmp_path: Path, version: Version) -> None:

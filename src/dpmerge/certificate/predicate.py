@@ -36,6 +36,9 @@ ReleaseId = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 CAVEATS_SINCE_2 = frozenset({"repeated_draw"})
 PREMISES_SINCE_2: frozenset[str] = frozenset()
 """Names that version 1 did not know: its certificates are computed again without them."""
+STATED_IN_1 = frozenset({"run", "mechanism", "noise", "ancestry", "tuning", "finished", "recorded_by"})
+ANCESTRY_IN_1 = frozenset({"start", "source", "run", "step", "assumed"})
+"""What runs stated then. A statement of later facts needs the caveats about them, so it cannot be of version 1."""
 
 _DELTAS = (1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9)
 _EPSILONS = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
@@ -166,6 +169,11 @@ class Declared(Stated):
             if (value is not None) != needed:
                 accepted = str(field.description) if needed else f"nothing in this certificate of version {version}"
                 raise InvalidInput(field.alias or name, value, accepted, found="nothing" if needed else repr(value))
+        for stated in self.terms.runs if version == 1 else ():
+            facts = stated.model_dump(exclude_none=True)
+            if later := sorted((facts.keys() - STATED_IN_1) | (facts["ancestry"].keys() - ANCESTRY_IN_1)):
+                accepted = "what runs stated in version 1; a certificate of version 2 states more"
+                raise InvalidInput(f"terms.runs.{stated.run}", later, accepted, found=", ".join(later))
 
 
 def predicate(declared: Declared, version: Version = NEWEST) -> dict[str, Any]:
