@@ -51,6 +51,8 @@ def train(
         criterion=criterion if feature_bound is not None else None,
         feature_bound=feature_bound,
         ancestry=Ancestry(start="random"),
+        stopping="fixed",
+        schedule="fixed",
         **recording,
     ) as recorder:
         for step, rate in enumerate(rates, start=1):

@@ -1090,6 +1090,10 @@ def test_what_is_doubtful_is_said(home: Path) -> None:
         "noise_unknown",
         "insecure_generator",
         "tuning_unknown",
+        "stopping_unknown",
+        "schedule_unknown",
+        "record_losses_unknown",
+        "start_not_kept",
         "unfinished",
         "no_checkpoint",
     }

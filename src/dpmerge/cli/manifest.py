@@ -37,6 +37,14 @@ Start = Annotated[str | None, typer.Option(help="`random`, `public`, `private` o
 PublicSource = Annotated[str | None, typer.Option(help="Which public checkpoint it started from.")]
 Parent = Annotated[str | None, typer.Option(help="The private parent, as `run@step`.")]
 Tuning = Annotated[str, typer.Option(help="`none`, `public`, `charged` or `unknown`.")]
+Stopping = Annotated[
+    str | None,
+    typer.Option(help="When to stop was `fixed`, or decided by `public` or `private` data, or is `unknown`."),
+]
+Schedule = Annotated[str | None, typer.Option(help="Likewise for rates, clip norms and noise that changed.")]
+RecordLosses = Annotated[
+    str | None, typer.Option(help="`vouched` if each record had a loss of its own (--who says so), or `unknown`.")
+]
 Delta = Annotated[float, typer.Option(help="The δ at which its ε is given.")]
 Who = Annotated[str | None, typer.Option(help="Who vouches for this.")]
 Size = Annotated[int | None, typer.Option(help="The public number of records (under replace_one).")]
@@ -101,6 +109,9 @@ def new(
     public_source: PublicSource = None,
     parent: Parent = None,
     tuning: Tuning = "unknown",
+    stopping: Stopping = None,
+    schedule: Schedule = None,
+    record_losses: RecordLosses = None,
     who: Who = None,
     checkpoint: Kept = None,
     delta: Delta = 1e-5,
@@ -141,6 +152,9 @@ def import_opacus(
     public_source: PublicSource = None,
     parent: Parent = None,
     tuning: Tuning = "unknown",
+    stopping: Stopping = None,
+    schedule: Schedule = None,
+    record_losses: RecordLosses = None,
     who: Who = None,
     checkpoint: Kept = None,
     delta: Delta = 1e-5,
@@ -173,7 +187,8 @@ def import_opacus(
         answers: dict[str, Any] = {
             "run": run, "dataset": dataset, "adjacency": adjacency, "unit": unit, "size": size, "start": start,
             "noise_source": noise_source, "noise_seed": noise_seed, "parent": parent, "tuning": tuning, "who": who,
-            "checkpoint": checkpoint, "public_source": public_source,
+            "checkpoint": checkpoint, "public_source": public_source, "stopping": stopping, "schedule": schedule,
+            "record_losses": record_losses,
         }  # fmt: skip
         _write(imported_manifest(answers, facts, out.parent), out, delta, as_json)
 

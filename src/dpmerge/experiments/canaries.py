@@ -167,6 +167,8 @@ def train(records: Records, setup: Setup, directory: Path, *, adjacency: Adjacen
             checkpoint_at=setup.keep,
             ancestry=Ancestry(start="random"),
             tuning="none",
+            stopping="fixed",
+            schedule="fixed",
             noise_seed=noise_seed,
             who="dpmerge audit",
         ):

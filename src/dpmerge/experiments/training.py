@@ -132,6 +132,8 @@ def _train(task: Task, setup: Setup, directory: Path, noise_seed: int, progress:
         feature_bound=task.feature_bound,
         ancestry=Ancestry(start=task.start),  # type: ignore[arg-type]
         tuning="unknown",  # the paper does not say on what its settings were tuned
+        stopping="fixed",
+        schedule="fixed",
         noise_seed=noise_seed,
         who="dpmerge reproduce",
     ) as recorder:

@@ -17,6 +17,7 @@ from dpmerge.planning.candidates import Candidate
 from dpmerge.planning.target import Guarantee
 from dpmerge.portfolio.caveats import Caveat, caveats
 from dpmerge.portfolio.portfolio import Portfolio
+from dpmerge.portfolio.statement import own_losses
 from dpmerge.privacy.exposure import Exposure
 from dpmerge.privacy.premises import Premise, independent_draw, of_all
 from dpmerge.privacy.profile import PrivacyProfile
@@ -118,6 +119,8 @@ class Plan:
     def _each_premise(self) -> Iterator[Premise]:
         for candidate in self.candidates:
             yield from candidate.bound.premises
+        involved = {run.label for run in self.exposure.steps}
+        yield from own_losses(run.manifest.statement for run in self.portfolio.runs if run.id in involved)
         if len(self.candidates) > 1:
             yield independent_draw()
         yield from self.further_premises

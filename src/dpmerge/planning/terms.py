@@ -25,7 +25,7 @@ from dpmerge.portfolio.caveats import Caveat, statement_caveats
 from dpmerge.portfolio.facts import Text
 from dpmerge.portfolio.portfolio import shared_map_voucher
 from dpmerge.portfolio.recipe import Recipe
-from dpmerge.portfolio.statement import RunId, RunStatement, stated_mechanisms
+from dpmerge.portfolio.statement import RunId, RunStatement, own_losses, stated_mechanisms
 from dpmerge.privacy.combination import THEOREMS, Bound, LinearCombination
 from dpmerge.privacy.exposure import Adjacency, Checkpoint, Exposure, Mechanism
 from dpmerge.privacy.gaussian import GaussianProfile
@@ -283,6 +283,7 @@ class Terms(Stated):
     def _each_premise(self) -> Iterator[Premise]:
         for bound in self.bounds:
             yield from bound.premises
+        yield from own_losses(self.runs)
         if len(self.candidates) > 1:
             yield independent_draw()
         for premise in self.choice.premises:

@@ -1,7 +1,7 @@
 """Do these runs belong together? Every check between the runs of a portfolio.
 
 Guarantees: runs that pass speak about the same data, unit and adjacency, have models of one shape, and no two of
-them share noise that anybody could know of: no stream, no seed, and (see `origins`) no weights in common.
+them share noise that anybody could know of: no stream, no seed, and (see `origins` and `parents`) no weights in common.
 Refuses, each with a named error, the file and the field: anything else.
 """
 
@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from dpmerge.errors import InvalidInput, MissingParent, MixedPortfolio, NotIndependent, TensorMismatch
 from dpmerge.portfolio.origins import require_origins
+from dpmerge.portfolio.parents import require_named_parents
 from dpmerge.portfolio.runs import RecordedRun, SavedCheckpoint, all_checkpoints
 from dpmerge.privacy.exposure import Checkpoint, Mechanism
 
@@ -22,6 +23,7 @@ def require_agreement(runs: Sequence[RecordedRun]) -> None:
     _require_same_tensors(runs)
     _require_own_noise(runs)
     require_origins(runs)
+    require_named_parents(runs)
 
 
 def _require_distinct_names(runs: Sequence[RecordedRun]) -> None:

@@ -11,16 +11,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, get_args
 
 from dpmerge.documents import read_bytes, strict_json, validated
 from dpmerge.errors import InvalidInput, UnsafePath
 from dpmerge.portfolio.facts import MECHANISM_KINDS
 from dpmerge.portfolio.manifest import SCHEMA, Manifest, require_plain_path
 from dpmerge.portfolio.runs import INDEX_SUFFIX, inside, is_weights
+from dpmerge.portfolio.statement import Decided
 from dpmerge.portfolio.tensors import read_contents, read_header, refuse_pickle, weights_digest
 
 Answers = Mapping[str, Any]
+DECIDED = get_args(Decided)
+VOUCHED = ("vouched", "unknown")
 KINDS = tuple(kind for kind in MECHANISM_KINDS if kind != "accountant_history")
 
 
@@ -33,6 +36,7 @@ class Question:
     needed: Callable[[Answers], bool] = lambda _: True
     choices: tuple[str, ...] = ()
     kind: type = str
+    may_be_left_out: bool = False
 
     @property
     def flag(self) -> str:
@@ -88,8 +92,11 @@ QUESTIONS = (
     Question("noise_seed", "The seed", _is("noise_source", "seeded"), kind=int),
     Question("start", "What training started from", choices=("random", "public", "private", "unknown")),
     Question("parent", "The private parent, as run@step", _is("start", "private")),
+    Question("stopping", "By what it was decided when to stop", _sgd, DECIDED, may_be_left_out=True),
+    Question("schedule", "By what rates, clip norms and noise changed", _sgd, DECIDED, may_be_left_out=True),
+    Question("record_losses", "Does each record have a loss of its own", _sgd, VOUCHED, may_be_left_out=True),
 )
-"""What cannot be left out, in the order in which it is asked."""
+"""What is asked, in this order; what may be left out is asked of people only."""
 
 ONLY_FOR = {
     **dict.fromkeys(
@@ -130,7 +137,7 @@ def checked(question: Question, answer: str) -> Any:
 
 def written_manifest(answers: Answers, folder: Path) -> Manifest:
     """The manifest that says what was answered; `folder` is where its checkpoints lie."""
-    if absent := missing(answers):
+    if absent := [question for question in missing(answers) if not question.may_be_left_out]:
         flags = ", ".join(question.flag for question in absent)
         raise InvalidInput("flags", None, "a value for each", found=f"nothing for {flags}")
     for question in QUESTIONS:
@@ -172,6 +179,9 @@ def _manifest(answers: Answers, mechanism: dict[str, Any], how: str, folder: Pat
             step=int(step) if step else None,
         ),
         "tuning": answers.get("tuning") or "unknown",
+        "stopping": answers.get("stopping"),
+        "schedule": answers.get("schedule"),
+        "record_losses": answers.get("record_losses"),
         "checkpoints": [_checkpoint(text, folder) for text in answers.get("checkpoint") or []],
         "recorded_by": _given(how=how, who=answers.get("who")),
     }

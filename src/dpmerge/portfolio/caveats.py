@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from dpmerge.portfolio.facts import DpSgdFacts, GaussianReleaseFacts
 from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.portfolio.runs import Run
-from dpmerge.portfolio.statement import RunStatement
+from dpmerge.portfolio.starts import not_kept
+from dpmerge.portfolio.statement import RunStatement, clips_records, trains
 from dpmerge.privacy.mechanisms import DpSgd
 
 ROUNDING = 1e-9
@@ -20,6 +21,18 @@ ROUNDING = 1e-9
 
 FAR = 2.0
 """So many times the batch is no close bound on the number of records."""
+
+SINCE_2 = frozenset(
+    {
+        "stopping_unknown",
+        "stopping_private",
+        "schedule_unknown",
+        "schedule_private",
+        "record_losses_unknown",
+        "near_start_stated_independent",
+    }
+)
+"""Names of caveats about statements that certificates of version 1 do not know."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +70,9 @@ def _portfolio_caveats(portfolio: Portfolio) -> Iterator[Caveat]:
     if unknown and len(portfolio.runs) > 1:
         text = f"initial weights of {', '.join(unknown)} are not recorded; averaging assumes a common start"
         yield Caveat("initial_weights_unknown", where, text)
+    for name in not_kept(portfolio.runs):
+        text = "its start is not kept: that it did not come from another run's checkpoint is taken on its word"
+        yield Caveat("start_not_kept", name, text)
     for run in portfolio.runs:
         if len(run.checkpoints) > 1:
             text = f"{len(run.checkpoints)} checkpoints of one run are correlated: together they cost the latest"
@@ -138,5 +154,28 @@ def statement_caveats(stated: RunStatement) -> Iterator[Caveat]:
     if stated.tuning == "unknown":
         text = "how its hyperparameters were chosen is not recorded; guarantees do not cover that choice"
         yield Caveat("tuning_unknown", stated.run, text)
+    yield from _decided(stated)
+    if clips_records(stated) and stated.record_losses in (None, "unknown"):
+        text = "nobody vouches that each record has a loss of its own; clipping does not bound one that mixes records"
+        yield Caveat("record_losses_unknown", stated.run, text)
+    if stated.ancestry.independent_of:
+        others = ", ".join(stated.ancestry.independent_of)
+        text = f"that it did not start from a checkpoint of {others}, near which it started, is taken on its word"
+        yield Caveat("near_start_stated_independent", stated.run, text)
     if not stated.finished:
         yield Caveat("unfinished", stated.run, "the run did not end as planned; what was saved is accounted for")
+
+
+def _decided(stated: RunStatement) -> Iterator[Caveat]:
+    """What was decided in training by looking at private data without noise is a release of its own."""
+    questions = {
+        "stopping": (stated.stopping, "when it stopped"),
+        "schedule": (stated.schedule, "how its rates, clip norms and noise changed"),
+    }
+    for name, (said, what) in questions.items():
+        if said == "private":
+            text = f"{what} was decided by private data without noise; guarantees do not cover that choice"
+            yield Caveat(f"{name}_private", stated.run, text)
+        elif said == "unknown" or (said is None and trains(stated)):
+            text = f"by what it was decided {what} is not recorded; guarantees do not cover that choice"
+            yield Caveat(f"{name}_unknown", stated.run, text)

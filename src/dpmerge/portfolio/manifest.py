@@ -22,12 +22,18 @@ from pydantic import Field, model_validator
 from dpmerge.documents import LARGEST_DOCUMENT, Strict, read_bytes, strict_json, validated
 from dpmerge.errors import BadManifest, InvalidInput, PortfolioError, UnsafePath
 from dpmerge.portfolio.facts import MECHANISM_KINDS, AnyText, DpSgdFacts, MechanismFacts, Text
+from dpmerge.portfolio.samples import StartSample
 from dpmerge.portfolio.statement import (
+    RECORD_LOSSES,
     RUN_ID,
+    SCHEDULE,
+    STOPPING,
     Ancestry,
+    Decided,
     NoiseOrigin,
     NoiseSource,
     RecordedBy,
+    RecordLosses,
     RunId,
     RunStatement,
     Tuning,
@@ -149,8 +155,12 @@ class Manifest(Strict):
     noise: Noise = Field(description="an object with a source")
     ancestry: Ancestry = Field(description="an object with a start")
     initial_weights: Sha256 | None = Field(default=None, description="64 hexadecimal digits: digest of the tensors")
+    start_sample: StartSample | None = Field(default=None, description="an object with every and values")
     tensors: Tensors | None = Field(default=None, description="an object with trained and frozen")
     tuning: Tuning = Field(description='"none", "public", "charged" or "unknown": on what hyperparameters were tuned')
+    stopping: Decided | None = Field(default=None, description=STOPPING)
+    schedule: Decided | None = Field(default=None, description=SCHEDULE)
+    record_losses: RecordLosses | None = Field(default=None, description=RECORD_LOSSES)
     checkpoints: list[SavedAs] = Field(default_factory=list, description="a list of checkpoints in order of steps")
     finished: bool = Field(default=True, description="true or false: did the run end as planned?")
     recorded_by: RecordedBy = Field(description="an object with how")
@@ -166,6 +176,9 @@ class Manifest(Strict):
             if records is not None and size is not None and records < size:
                 accepted = f"an integer ≥ {size}, the size of the data set"
                 raise InvalidInput("mechanism.smoothness.records", records, accepted)
+        if self.record_losses == "checked" and self.recorded_by.how != "recorder":
+            accepted = '"vouched" or "unknown": nobody but the recorder checks it'
+            raise InvalidInput("record_losses", self.record_losses, accepted)
         _require_whole_epochs(self)
         # Whether the parent is there is the portfolio's business; every other fact is checked here.
         mechanism = _within("mechanism", lambda: self.mechanism_from(None))
@@ -200,6 +213,9 @@ class Manifest(Strict):
             ),
             ancestry=self.ancestry,
             tuning=self.tuning,
+            stopping=self.stopping,
+            schedule=self.schedule,
+            record_losses=self.record_losses,
             finished=self.finished,
             recorded_by=self.recorded_by,
         )

@@ -51,7 +51,7 @@ def require_origins(runs: Sequence[RecordedRun]) -> None:
             origin_of_part = made.get(_Mark(name, digest))
             if origin_of_part is not None and not _descends(run, origin_of_part, by_name):
                 raise _undeclared(run, origin_of_part, name)
-        _require_start(run, by_name)
+        _require_start(run)
 
 
 def _noised(run: RecordedRun, checkpoint: SavedCheckpoint) -> Iterator[_Mark]:
@@ -144,20 +144,10 @@ def _undeclared(run: RecordedRun, origin: SavedCheckpoint, what: str) -> Missing
     return MissingParent(run.file, "ancestry", ancestry.start, accepted, found=said)
 
 
-def _require_start(run: RecordedRun, by_name: Mapping[str, RecordedRun]) -> None:
-    """What is kept of the start, here or in the parent, is the start."""
-    manifest = run.manifest
-    start, ancestry = manifest.initial_weights, manifest.ancestry
-    if start is None:
-        return
-    for checkpoint in run.checkpoints:
+def _require_start(run: RecordedRun) -> None:
+    """What is kept of the start is the start."""
+    start = run.manifest.initial_weights
+    for checkpoint in run.checkpoints if start is not None else ():
         if checkpoint.step == 0 and checkpoint.weights not in (None, start):
             accepted = f"{start}, the run's initial weights"
             raise DigestMismatch(checkpoint.files[0], "initial weights", checkpoint.weights, accepted)
-    parent = by_name.get(ancestry.run or "")
-    for checkpoint in parent.checkpoints if parent is not None else ():
-        # A child that keeps other tensors (an adapter, a new head) has no digest to compare.
-        same = bool(run.checkpoints) and set(run.checkpoints[0].tensors) == set(checkpoint.tensors)
-        if same and checkpoint.step == ancestry.step and checkpoint.weights not in (None, start):
-            accepted = f"the weights of {checkpoint.name}, from which the run says it started"
-            raise MissingParent(run.file, "initial_weights", start, accepted, found=start)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 from dpmerge.documents import is_file, read_bytes
 from dpmerge.errors import BadCheckpoint, BadManifest, DigestMismatch, PrivateMetric, TensorMismatch, UnsafePath
 from dpmerge.portfolio.manifest import MANIFEST_NAME, Manifest, Metric, SavedAs
+from dpmerge.portfolio.samples import Sample
 from dpmerge.portfolio.tensors import Contents, Slot, read_contents, read_header, refuse_pickle, weights_digest
 from dpmerge.privacy.exposure import Checkpoint, Mechanism
 
@@ -35,6 +36,7 @@ class SavedCheckpoint:
     digests: dict[str, str] | None  # of each tensor; None where contents were not read
     recorded_weights: str | None
     manifest_file: Path
+    samples: dict[str, Sample] = field(default_factory=dict)  # of tensors of floats; none if contents were not read
 
     @property
     def name(self) -> str:
@@ -141,6 +143,7 @@ def read_run(folder: Path, *, contents: bool) -> RecordedRun:
             tensors=tensors,
             metrics=tuple(saved.metrics),
             digests=digests,
+            samples={n: sample for key in keys for n, sample in found[key].samples.items()} if contents else {},
             recorded_weights=saved.weights,
             manifest_file=manifest_file,
         )

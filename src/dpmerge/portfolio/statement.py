@@ -6,22 +6,33 @@ noise, no digest and no figure of merit is in it, so that it can be handed to an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from dpmerge.documents import Strict
 from dpmerge.errors import InvalidInput
-from dpmerge.portfolio.facts import MECHANISM_KINDS, MechanismFacts, Setting, Text
+from dpmerge.portfolio.facts import MECHANISM_KINDS, DpSgdFacts, HistoryFacts, MechanismFacts, Setting, Text
 from dpmerge.privacy.exposure import Adjacency, Checkpoint, Mechanism
+from dpmerge.privacy.premises import Premise
 from dpmerge.privacy.releases import OneShot, Unaccounted
 
 RunId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 RUN_ID = "1 to 100 letters, digits, dots, dashes and underscores, not starting with a mark"
 
+OWN_LOSSES = "each_record_has_its_own_loss"
+PREMISES_SINCE_2 = frozenset({OWN_LOSSES})
+"""Names of premises about statements that certificates of version 1 do not know."""
+
 NoiseSource = Literal["os_entropy", "seeded", "unknown"]
 Tuning = Literal["none", "public", "charged", "unknown"]
+Decided = Literal["fixed", "public", "private", "unknown"]
+"""By what something was decided in training: beforehand, by public data, by private data without noise."""
+RecordLosses = Literal["checked", "vouched", "unknown"]
+STOPPING = '"fixed", "public", "private" or "unknown": by what it was decided when to stop'
+SCHEDULE = '"fixed", "public", "private" or "unknown": by what rates, clip norms and noise changed'
+RECORD_LOSSES = '"checked" (by the recorder), "vouched" or "unknown": does each record have a loss of its own?'
 
 
 class Ancestry(Strict):
@@ -36,6 +47,10 @@ class Ancestry(Strict):
         default=None, description="an integer ≥ 1: the parent's step, where start is private"
     )
     assumed: bool = Field(default=False, description="true if nobody said so, and a public start was assumed")
+    independent_of: list[RunId] | None = Field(
+        default=None,
+        description="a list of run ids: near one of their checkpoints, and not started from it all the same",
+    )
 
     @model_validator(mode="after")
     def _a_private_start_names_its_parent(self) -> Ancestry:
@@ -71,6 +86,9 @@ class RunStatement(Strict):
     noise: NoiseOrigin = Field(description="an object with a source")
     ancestry: Ancestry = Field(description="an object with a start")
     tuning: Tuning = Field(description='"none", "public", "charged" or "unknown"')
+    stopping: Decided | None = Field(default=None, description=STOPPING)
+    schedule: Decided | None = Field(default=None, description=SCHEDULE)
+    record_losses: RecordLosses | None = Field(default=None, description=RECORD_LOSSES)
     finished: bool = Field(default=True, description="true or false: did the run end as planned?")
     recorded_by: RecordedBy = Field(description="an object with how")
 
@@ -102,6 +120,34 @@ class RunStatement(Strict):
         if isinstance(mechanism, OneShot):
             mechanism.own_profile(1)  # imported curves and points are checked where they are used
         return mechanism
+
+
+def trains(stated: RunStatement) -> bool:
+    """Whether the run took steps, and is not known by its guarantee alone."""
+    return isinstance(stated.mechanism, DpSgdFacts | HistoryFacts)
+
+
+def clips_records(stated: RunStatement) -> bool:
+    """Whether the bound on what a record does rests on its gradient being its own."""
+    return isinstance(stated.mechanism, DpSgdFacts | HistoryFacts) and stated.mechanism.clipping == "per_example"
+
+
+def own_losses(statements: Iterable[RunStatement]) -> Iterator[Premise]:
+    """Per-example clipping bounds a record's part only if no other record is in its loss: who says so, run by run.
+
+    Where nobody does it is a caveat, not a premise that fails: no theorem is contradicted.
+    """
+    voices, silent = [], []
+    for stated in filter(clips_records, statements):
+        if stated.record_losses == "checked" and stated.recorded_by.how == "recorder":
+            voices.append(f"{stated.run} (checked by the recorder)")
+        elif stated.record_losses in ("checked", "vouched"):
+            voices.append(f"{stated.run} (vouched for by {stated.recorded_by.who or 'who wrote its record'})")
+        else:
+            silent.append(stated.run)
+    if voices:
+        nobody = [f"nobody for {', '.join(silent)}"] if silent else []
+        yield Premise(OWN_LOSSES, True, "; ".join([", ".join(voices), *nobody]))
 
 
 def stated_mechanisms(statements: Mapping[str, RunStatement], adjacency: Adjacency) -> dict[str, Mechanism]:

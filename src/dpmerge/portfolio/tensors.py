@@ -1,7 +1,8 @@
 """Safetensors files, read without trusting them: the header, the digests, whether every value is finite.
 
 Guarantees: a header that passed names each tensor once, and its tensors cover the file exactly, without overlap; the
-file's digest, each tensor's digest and the check for NaN and infinity come from the same bytes, read once.
+file's digest, each tensor's digest, a sample of its values and the check for NaN and infinity come from the same bytes,
+read once.
 Refuses: duplicate names or keys, offsets that do not fit, unknown dtypes, headers above 32 MB, pickles in disguise.
 No tensor name is ever used as a path.
 """
@@ -12,7 +13,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,6 +22,7 @@ import numpy.typing as npt
 
 from dpmerge.documents import strict_json
 from dpmerge.errors import BadCheckpoint, InvalidInput, PickleRefused, PortfolioError
+from dpmerge.portfolio.samples import Array, Sample, places, single
 
 LARGEST_HEADER = 32_000_000
 """Bytes. A model of a hundred thousand tensors has a header of about 10 MB."""
@@ -68,10 +70,11 @@ class Slot:
 
 @dataclass(frozen=True)
 class Contents:
-    """What one pass over a file found: its digest and each tensor's."""
+    """What one pass over a file found: its digest and each tensor's, and of floats some values."""
 
     sha256: str
     tensors: dict[str, str]
+    samples: dict[str, Sample] = field(compare=False, default_factory=dict)
 
 
 def refuse_pickle(file: object, field: str, name: str) -> None:
@@ -159,12 +162,15 @@ def read_contents(path: Path, slots: Iterable[Slot]) -> Contents:
     """One pass over the file: its digest, each tensor's digest, and no value that is not finite."""
     whole = hashlib.sha256()
     digests: dict[str, str] = {}
+    samples: dict[str, Sample] = {}
     position = 0
     try:
         with path.open("rb") as file:
             for slot in slots:
                 whole.update(_exactly(path, file, slot.start - position))
-                digests[slot.name] = _tensor_digest(path, file, slot, whole)
+                digests[slot.name], sample = _read_tensor(path, file, slot, whole)
+                if sample is not None:
+                    samples[slot.name] = sample
                 position = slot.end
             whole.update(rest := file.read())
     except OSError as error:
@@ -172,20 +178,27 @@ def read_contents(path: Path, slots: Iterable[Slot]) -> Contents:
         raise BadCheckpoint(path, "file", path, "a readable safetensors file", found=found) from None
     if rest and digests:
         raise _changed(path)
-    return Contents(whole.hexdigest(), digests)
+    return Contents(whole.hexdigest(), digests, samples)
 
 
-def _tensor_digest(path: Path, file: BinaryIO, slot: Slot, whole: Any) -> str:
+def _read_tensor(path: Path, file: BinaryIO, slot: Slot, whole: Any) -> tuple[str, Sample | None]:
     digest = hashlib.sha256()
     left = slot.end - slot.start
+    wanted = places(math.prod(slot.shape)) if slot.dtype in _EXPONENTS else None
+    read, taken = 0, list[Array]()
     while left:
         piece = _exactly(path, file, min(left, _PIECE))
         whole.update(piece)
         digest.update(piece)
         if not finite(slot.dtype, piece):
             raise BadCheckpoint(path, slot.name, None, "finite values only", found="NaN or infinity")
+        if wanted is not None:
+            values = np.frombuffer(piece, dtype=_STORED_AS[slot.dtype])
+            first, last = np.searchsorted(wanted, (read, read + len(values)))
+            taken.append(single(_widened(slot.dtype, values[wanted[first:last] - read])))
+            read += len(values)
         left -= len(piece)
-    return digest.hexdigest()
+    return digest.hexdigest(), Sample(1, np.concatenate(taken)) if taken else None
 
 
 def finite(dtype: str, content: bytes | memoryview) -> bool:
@@ -207,12 +220,15 @@ def read_tensor(path: Path, slot: Slot) -> npt.NDArray[Any]:
         raise BadCheckpoint(path, "file", path, "a readable safetensors file", found=found) from None
     if len(values) != count:
         raise _changed(path)
-    if slot.dtype == "BF16":
-        # The upper half of a float32 is a bfloat16.
-        values = (values.astype(np.uint32) << 16).view(np.float32)
+    values = _widened(slot.dtype, values)
     if slot.dtype == "BOOL" and np.any(values.view(np.uint8) > 1):
         raise BadCheckpoint(path, slot.name, None, "booleans stored as 0 or 1", found="another byte")
     return values.reshape(slot.shape)
+
+
+def _widened(dtype: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The upper half of a float32 is a bfloat16."""
+    return (values.astype(np.uint32) << 16).view(np.float32) if dtype == "BF16" else values
 
 
 def _exactly(path: Path, file: BinaryIO, count: int) -> bytes:

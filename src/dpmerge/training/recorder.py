@@ -251,6 +251,8 @@ def record(
     trained_only: bool = False,
     unit: str = "record",
     tuning: Literal["none", "public", "charged", "unknown"] = "unknown",
+    stopping: Literal["fixed", "public", "private", "unknown"] = "unknown",
+    schedule: Literal["fixed", "public", "private", "unknown"] = "unknown",
     ancestry: Ancestry | None = None,
     public_divisor: bool | None = None,
     criterion: Any = None,
@@ -265,6 +267,8 @@ def record(
     trained_only      keep only the trained tensors (adapters on a large frozen model)
     unit              whose privacy one record of the data set is
     tuning            on what the hyperparameters were tuned
+    stopping          by what it was decided when to stop: fixed beforehand, or by public or private data
+    schedule          likewise for learning rates, clip norms and noise that change
     ancestry          where the weights come from, if not from a random initialisation or a public checkpoint
     public_divisor    under add_remove: is the expected batch size a constant fixed without looking at the data?
     criterion, feature_bound, most_records   to derive smoothness for one linear layer: the loss, a bound on the norm
@@ -312,7 +316,10 @@ def record(
         "ancestry": ancestry or Ancestry(start="random", assumed=True),
         "initial_weights": tensors.initial_weights,
         "tensors": tensors.facts(),
+        "start_sample": tensors.start_sample,
         "tuning": tuning,
+        "stopping": stopping,
+        "schedule": schedule,
         "recorded_by": {"how": "recorder", "who": who},
         "tools": {
             "python": platform.python_version(),

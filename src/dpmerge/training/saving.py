@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from dpmerge.errors import CannotRecord
 from dpmerge.portfolio.manifest import File, SavedAs, Tensors, sync_folder
+from dpmerge.portfolio.samples import StartSample, places
 from dpmerge.portfolio.tensors import read_contents, read_header, weights_digest
 from dpmerge.training.tied_weights import require_own_memory, tied_names
 
@@ -54,6 +55,7 @@ class ModelTensors:
         self._initial = _digests(state, list(state))
         self._frozen_digests = {name: self._initial[name] for name in self.frozen}
         self.initial_weights = self._weights(state)
+        self.start_sample = StartSample.of({n: _sample(v) for n, v in state.items() if v.is_floating_point()})
 
     def facts(self) -> Tensors:
         """For the manifest."""
@@ -146,6 +148,13 @@ def _changed(name: str) -> CannotRecord:
 def _plain(value: Tensor) -> Tensor:
     """A copy of its own on the CPU: tied tensors are written under each of their names."""
     return value.detach().to("cpu", copy=True).contiguous()
+
+
+def _sample(value: Tensor) -> npt.NDArray[np.float64]:
+    """Some values, for whoever asks later whether this start was near another run's weights."""
+    flat = value.detach().reshape(-1)
+    chosen = flat[torch.from_numpy(places(flat.numel())).to(flat.device)]
+    return np.asarray(chosen.to("cpu", torch.float64).numpy())
 
 
 def _digests(state: Mapping[str, Tensor], names: list[str]) -> dict[str, str]:
