@@ -22,7 +22,7 @@ from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.portfolio.samples import StartSample, places
 from dpmerge.portfolio.tensors import read_contents, read_header
 from dpmerge.privacy.exposure import Exposure
-from portfolio.portfolios import DP_SGD, manifest, model_digest, replaced, write_checkpoint, write_json
+from portfolio.portfolios import DP_SGD, manifest, model_digest, read_manifest, replaced, write_checkpoint, write_json
 from training.loops import QUIET, private, recorded
 
 CLAIMED, TRUE = 0.027, 10.0
@@ -397,16 +397,10 @@ def test_a_sample_that_is_not_the_start(tmp_path: Path) -> None:
     Portfolio.load(tmp_path)
     other = {**start, "body": fresh(2)["body"]}
     sampled = {name: value.reshape(-1)[places(value.size)] for name, value in other.items()}
-    document = replaced(_document(tmp_path / "run"), "start_sample", to=StartSample.of(sampled).model_dump())
+    document = replaced(read_manifest(tmp_path / "run"), "start_sample", to=StartSample.of(sampled).model_dump())
     write_json(tmp_path / "run" / "privacy.json", document)
     with pytest.raises(DigestMismatch, match="start_sample.values: body"):
         Portfolio.load(tmp_path)
-
-
-def _document(folder: Path) -> dict[str, Any]:
-    from portfolio.portfolios import read_manifest
-
-    return read_manifest(folder)
 
 
 class TestFaultsInTheCheck:

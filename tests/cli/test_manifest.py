@@ -40,7 +40,8 @@ def new(out: Path, flags: dict[str, str], *more: object) -> Result:
 
 
 def test_new_writes_what_the_flags_say(tmp_path: Path) -> None:
-    result = new(tmp_path / "privacy.json", SGD, "--who", "me", "--tuning", "public")
+    decided = ("--stopping", "fixed", "--schedule", "public", "--record-losses", "vouched")
+    result = new(tmp_path / "privacy.json", SGD, "--who", "me", "--tuning", "public", *decided)
     assert result.exit_code == 0, result.stderr
     manifest = Manifest.read(tmp_path / "privacy.json")
     assert manifest.mechanism_from(None).profile().epsilon(1e-5) == pytest.approx(1.0470536090938, rel=1e-10)
@@ -49,6 +50,7 @@ def test_new_writes_what_the_flags_say(tmp_path: Path) -> None:
     assert document["mechanism"]["expected_batch_size"] == 100
     assert document["recorded_by"] == {"how": "hand", "who": "me"}
     assert document["tuning"] == "public"
+    assert [document[name] for name in ("stopping", "schedule", "record_losses")] == ["fixed", "public", "vouched"]
     assert len(document["noise"]["stream"]) == 32
     assert "smoothness known" in result.stdout
 
@@ -202,12 +204,15 @@ def test_new_asks_on_a_terminal(tmp_path: Path) -> None:
 def test_new_asks_again_when_an_answer_will_not_do(tmp_path: Path) -> None:
     answers = ["old", "adult", "toy", "replace_one", "accountant_history", "dp_sgd", "ten", "10", "1", "1", "0.1"]
     answers += ["poisson", "0.1", "mean", "40", "sgd", "0.9", "yes", "0", "0", "together", "seeded", "7"]
-    answers += ["private", "parent@3"]
+    answers += ["private", "parent@3", "maybe", "fixed", "private", "checked", "vouched"]
     shown = answered(tmp_path, *answers)
+    assert "--stopping: got 'maybe'; accepted: fixed, public, private, unknown" in shown
+    assert "--record-losses: got 'checked'; accepted: vouched, unknown" in shown
     assert "--adjacency: got 'toy'; accepted: replace_one, add_remove" in shown
     assert "--kind: got 'accountant_history'" in shown
     assert "--steps: got 'ten'; accepted: an integer" in shown
     document = Manifest.read(tmp_path / "privacy.json").document()
+    assert [document[name] for name in ("stopping", "schedule", "record_losses")] == ["fixed", "private", "vouched"]
     assert document["ancestry"] == {"start": "private", "run": "parent", "step": 3, "assumed": False}
     assert document["mechanism"]["blocks"][0]["sampling_rate"] == 0.1
     assert document["mechanism"]["expected_batch_size"] == 40
@@ -244,8 +249,11 @@ def test_a_history_with_what_it_cannot_know_reaches_joint_release_and_no_more(tm
 
 
 def test_an_imported_history_costs_what_dp_accounting_says(tmp_path: Path) -> None:
-    imported(tmp_path, [[1.0, 0.01, 1000]], *TOLD)
-    mechanism = Manifest.read(tmp_path / "privacy.json").mechanism_from(None)
+    decided = ("--stopping", "fixed", "--schedule", "private", "--record-losses", "vouched")
+    imported(tmp_path, [[1.0, 0.01, 1000]], *TOLD, *decided)
+    manifest = Manifest.read(tmp_path / "privacy.json")
+    assert (manifest.stopping, manifest.schedule, manifest.record_losses) == ("fixed", "private", "vouched")
+    mechanism = manifest.mechanism_from(None)
     assert mechanism.profile().epsilon(1e-5) == pytest.approx(1.8282, abs=2e-4)
 
 

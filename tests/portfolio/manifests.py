@@ -7,6 +7,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from dpmerge.portfolio.samples import StartSample
+
 Document = dict[str, Any]
 
 # Lone surrogates are no text; anything else is.
@@ -126,8 +128,14 @@ NOISES = st.one_of(
 )
 ANCESTRIES = st.one_of(
     st.fixed_dictionaries({"start": st.sampled_from(["random", "unknown"])}),
-    st.fixed_dictionaries({"start": st.just("public")}, optional={"source": TEXTS}),
+    st.fixed_dictionaries(
+        {"start": st.just("public")}, optional={"source": TEXTS, "independent_of": st.lists(RUNS, max_size=2)}
+    ),
     st.fixed_dictionaries({"start": st.just("private"), "run": RUNS, "step": st.integers(1, 100)}),
+)
+DECIDED = st.sampled_from(["fixed", "public", "private", "unknown"])
+START_SAMPLES = st.dictionaries(TEXTS, st.lists(st.floats(width=32), max_size=20), max_size=3).map(
+    lambda sampled: StartSample.of(sampled).model_dump()
 )
 METRICS = st.fixed_dictionaries(
     {
@@ -187,6 +195,10 @@ def manifests(draw: st.DrawFn) -> Document:
             tensors=tensors(),
             checkpoints=checkpoints(steps),
             finished=st.booleans(),
+            stopping=DECIDED,
+            schedule=DECIDED,
+            record_losses=st.sampled_from(["vouched", "unknown"]),
+            start_sample=START_SAMPLES,
             tools=st.dictionaries(TEXTS, TEXTS, max_size=2),
         )
     )

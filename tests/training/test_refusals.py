@@ -520,6 +520,8 @@ def test_a_private_divisor_under_add_remove(tmp_path: Path, batches: str, said: 
         ("checkpoint_every", 0, "checkpoint_every: got 0; accepted:"),
         ("checkpoint_every", -3, "checkpoint_every: got -3; accepted:"),
         ("tuning", "some", "tuning: got 'some'; accepted:"),
+        ("stopping", "early", "stopping: got 'early'; accepted:"),
+        ("schedule", "cosine", "schedule: got 'cosine'; accepted:"),
         ("unit", "", "unit: got ''"),
         ("feature_bound", 0.0, "feature_bound: got 0.0; accepted:"),
         ("feature_bound", float("nan"), "feature_bound: got nan; accepted:"),

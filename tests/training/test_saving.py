@@ -46,7 +46,9 @@ def require_covered(folder: Path, *, finished: bool) -> Manifest:
 
 def test_a_run_loads_and_holds_the_models_weights(tmp_path: Path) -> None:
     run = private()
-    with recorded(run, tmp_path, checkpoint_every=2, who="a test", tuning="public", unit="person") as recorder:
+    start = {name: value.clone() for name, value in run.plain.state_dict().items()}
+    said = {"who": "a test", "tuning": "public", "unit": "person", "stopping": "fixed", "schedule": "public"}
+    with recorded(run, tmp_path, checkpoint_every=2, **said) as recorder:
         states = [
             {name: value.clone() for name, value in run.plain.state_dict().items()} for _ in logical_steps(run, 5)
         ]
@@ -61,6 +63,12 @@ def test_a_run_loads_and_holds_the_models_weights(tmp_path: Path) -> None:
             assert opened.metadata() == {"format": "pt"}
     assert (manifest.recorded_by.how, manifest.recorded_by.who) == ("recorder", "a test")
     assert (manifest.tuning, manifest.unit, manifest.dataset.size) == ("public", "person", 48)
+    assert (manifest.stopping, manifest.schedule) == ("fixed", "public")
+    assert manifest.start_sample is not None
+    sampled = manifest.start_sample.samples()
+    assert {name: sample.values.tolist() for name, sample in sampled.items()} == {
+        name: value.double().flatten().tolist() for name, value in start.items()
+    }
     assert set(manifest.tools) == {"python", "dpmerge", "torch", "opacus", "safetensors"}
     assert manifest.document() == recorder.manifest().document()
     assert sorted(file.name for file in tmp_path.iterdir()) == [

@@ -52,6 +52,8 @@ class Agreement:
 
 def set_apart(values: Array, base: Array) -> Array:
     """The signs of what is left of some weights when a multiple of others, and an offset, are taken off."""
+    if not len(values):
+        return values
     rest = values - _coefficient(values, base) * base
     rest[np.abs(rest) <= _DUST * np.abs(values)] = 0.0
     rest = rest - np.median(rest)
@@ -67,9 +69,11 @@ def agreement(first: Array, second: Array) -> Agreement:
 
 def distance(values: Array, others: Array) -> float:
     """How far weights are from a multiple of others, as a share of their own spread; 1 if there are too few."""
+    if len(values) < LEAST_OF_A_TENSOR:
+        return 1.0
     mine, theirs = values - np.median(values), others - np.median(others)
     spread = float(np.abs(mine).mean())
-    if len(values) < LEAST_OF_A_TENSOR or spread == 0:
+    if spread == 0:
         return 1.0
     return float(np.abs(mine - _coefficient(mine, theirs) * theirs).mean()) / spread
 
