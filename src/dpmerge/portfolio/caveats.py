@@ -177,5 +177,5 @@ def _decided(stated: RunStatement) -> Iterator[Caveat]:
             text = f"{what} was decided by private data without noise; guarantees do not cover that choice"
             yield Caveat(f"{name}_private", stated.run, text)
         elif said == "unknown" or (said is None and trains(stated)):
-            text = f"by what it was decided {what} is not recorded; guarantees do not cover that choice"
+            text = f"what decided {what} is not recorded; guarantees do not cover that choice"
             yield Caveat(f"{name}_unknown", stated.run, text)

@@ -4,6 +4,7 @@ Guarantees: a tensor that a run trained, as it was after some step, is found now
 other run says that it descends from there. So a copied model is not taken for an independent one, a model is not
 passed off as an earlier (cheaper) checkpoint, and a private start is not passed off as a fresh one.
 Refuses: everything else, naming both places. Where contents were not read, files and recorded digests are compared.
+Equal values are found here; those that were changed on the way, in `parents`.
 """
 
 from __future__ import annotations
