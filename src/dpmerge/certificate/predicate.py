@@ -18,11 +18,11 @@ from dpmerge.certificate.commitments import CertifiedFile, binding
 from dpmerge.certificate.figures import LEAST_DELTA, up
 from dpmerge.errors import DeltaOutOfReach, InvalidInput
 from dpmerge.planning.terms import Seen, Stated, Terms
-from dpmerge.portfolio.caveats import Caveat
+from dpmerge.portfolio.caveats import SINCE_2, Caveat
 from dpmerge.portfolio.facts import Text
 from dpmerge.portfolio.listing import Allowance
 from dpmerge.portfolio.portfolio import Portfolio
-from dpmerge.portfolio.statement import RunId
+from dpmerge.portfolio.statement import PREMISES_SINCE_2, RunId
 from dpmerge.privacy.gaussian import GaussianProfile
 from dpmerge.privacy.renyi import RenyiProfile
 
@@ -33,9 +33,8 @@ NEWEST: Version = 2
 Hex256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 ReleaseId = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 
-CAVEATS_SINCE_2 = frozenset({"repeated_draw"})
-PREMISES_SINCE_2: frozenset[str] = frozenset()
-"""Names that version 1 did not know: its certificates are computed again without them."""
+CAVEATS_SINCE_2 = SINCE_2 | {"repeated_draw"}
+"""Names that version 1 did not know: its certificates are computed again without them, and without newer premises."""
 STATED_IN_1 = frozenset({"run", "mechanism", "noise", "ancestry", "tuning", "finished", "recorded_by"})
 ANCESTRY_IN_1 = frozenset({"start", "source", "run", "step", "assumed"})
 """What runs stated then. A statement of later facts needs the caveats about them, so it cannot be of version 1."""
