@@ -100,6 +100,18 @@ def failing_writes(after_bytes: int) -> Callable[..., int]:
     return pwrite
 
 
+def after_charging(fault: Callable[[], object]) -> Callable[..., Charged]:
+    """`Ledger.charge`, after which something happens."""
+    charge = Ledger.charge
+
+    def then(*given: Any, **named: Any) -> Charged:
+        result = charge(*given, **named)
+        fault()
+        return result
+
+    return then
+
+
 def pending(home: Path) -> list[Charged]:
     with Ledger.open(home / LEDGER_NAME, create=False) as ledger:
         assert ledger.verify().ok

@@ -14,9 +14,10 @@ from typing import Any
 from dpmerge.certificate.card import CARD_NAME, model_card
 from dpmerge.certificate.checks import Check, Verification, file_digest
 from dpmerge.certificate.envelope import CERTIFICATE_NAME, Certificate, read_certificate
-from dpmerge.certificate.keys import read_public
 from dpmerge.certificate.predicate import Declared, derived, machine_error
+from dpmerge.certificate.private_salt import kept_private
 from dpmerge.certificate.provenance import provenance
+from dpmerge.certificate.trust import Keys, signature, trusted
 from dpmerge.documents import is_file, read_bytes, validated
 from dpmerge.errors import DpmergeError, InvalidInput
 from dpmerge.portfolio.portfolio import Portfolio
@@ -24,14 +25,21 @@ from dpmerge.portfolio.tensors import PICKLES
 
 
 def verify(
-    out: str | Path, *, portfolio: Portfolio | str | Path | None = None, key: str | Path | None = None
+    out: str | Path,
+    *,
+    portfolio: Portfolio | str | Path | None = None,
+    key: Keys = None,
+    trusted_keys: str | Path | None = None,
+    insecure_permissions: bool = False,
 ) -> Verification:
     """Check an output folder against its certificate, and the certificate against mathematics.
 
-    `key` is the public key it must be signed with; `portfolio` is what it was made from.
+    `key` is the public key it must be signed with, or several of which one must have been used; `trusted_keys` a file
+    of such keys with the times they are trusted in. `portfolio` is what it was made from; a salt in it that others may
+    read fails the check unless `insecure_permissions`.
     """
     path = Path(out)
-    public = None if key is None else read_public(Path(key))
+    believed = trusted(key, trusted_keys)
     file = path / CERTIFICATE_NAME
     accepted = f"a folder that holds {CERTIFICATE_NAME}, as `dpmerge merge` makes it"
     if not is_file(file):
@@ -41,7 +49,7 @@ def verify(
         certificate = read_certificate(text)
     except InvalidInput as error:
         return Verification(path, (Check("form", False, (str(error),)),), None, {}, {})
-    checks = [Check("form", True), _signature(certificate, public), *_files(path, certificate)]
+    checks = [Check("form", True), signature(certificate, believed), *_files(path, certificate)]
     try:
         declared = declared_in(certificate)
     except DpmergeError as error:
@@ -55,7 +63,8 @@ def verify(
         words = f"ε ≥ {declared.audit.lower_bound} is stated, and was not repeated; `dpmerge audit` repeats it"
         checks.append(Check("audit", None, (words,)))
     if portfolio is not None:
-        checks += provenance(declared, _loaded(portfolio, declared))
+        loaded = _loaded(portfolio, declared)
+        checks += [*kept_private(loaded, insecure_permissions), *provenance(declared, loaded)]
     return Verification(path, tuple(checks), declared, certificate.content, certificate.files)
 
 
@@ -64,19 +73,6 @@ def _loaded(portfolio: Portfolio | str | Path, declared: Declared) -> Portfolio:
     if isinstance(portfolio, Portfolio):
         return portfolio
     return Portfolio.load(portfolio, contents=False, allow=declared.portfolio.allowed)
-
-
-def _signature(certificate: Certificate, key: Any) -> Check:
-    if key is None:
-        words = "signed, but no key was given to check it with" if certificate.is_signed else "not signed"
-        return Check("signature", None, (words,))
-    if not certificate.is_signed:
-        return Check("signature", False, ("not signed, and a key was given",))
-    try:
-        good = certificate.signed_by(key)
-    except InvalidInput as error:
-        return Check("signature", False, (str(error),))
-    return Check("signature", good, () if good else ("not made with this key, or changed since",))
 
 
 def wrong_files(path: Path, certificate: Certificate) -> list[str]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dpmerge.cli.options import LEDGER, loaded_portfolio, require_jobs
-from dpmerge.cli.terminal import AsJson, one_line_errors, print_json, wide_console
-from dpmerge.errors import InvalidInput
+from dpmerge.cli.options import INSECURE, LEDGER, PASSPHRASE, loaded_portfolio, require_jobs
+from dpmerge.cli.terminal import AsJson, one_line_errors, print_json, say, wide_console
+from dpmerge.errors import InvalidInput, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,10 +24,16 @@ def verify(
     portfolio: Annotated[
         Path | None, typer.Option(help="What it was made from: opens the commitments, compares the manifests.")
     ] = None,
-    key: Annotated[Path | None, typer.Option(help="The public key it must be signed with.")] = None,
+    key: Annotated[
+        list[Path] | None, typer.Option(help="A public key it may be signed with; again for each, one is enough.")
+    ] = None,
+    trusted_keys: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A list of such keys, with the times they are trusted in.")
+    ] = None,
     rebuild: Annotated[bool, typer.Option("--rebuild", help="Merge again and compare the bytes.")] = False,
     ledger: LEDGER = None,
     jobs: Annotated[int, typer.Option(help="Threads for merging again.")] = 2,
+    insecure_permissions: INSECURE = False,
     as_json: AsJson = False,
 ) -> None:
     """Is this model what its certificate says, and does the guarantee follow?
@@ -44,7 +52,13 @@ def verify(
         require_jobs(jobs)
         if portfolio is None and rebuild:
             raise InvalidInput("portfolio", None, "the portfolio it was made from, for --rebuild", found="nothing")
-        result = check(output, portfolio=portfolio, key=key)
+        result = check(
+            output,
+            portfolio=portfolio,
+            key=key,
+            trusted_keys=trusted_keys,
+            insecure_permissions=insecure_permissions,
+        )
         if rebuild and portfolio is not None and result.declared is not None:
             from dpmerge.releasing.rebuilding import rebuilt
 
@@ -52,7 +66,7 @@ def verify(
             loaded = loaded_portfolio(portfolio, headers_only=True, allow=allowed)
             result = result.with_check(rebuilt(result, loaded, jobs=jobs))
         if portfolio is not None or ledger is not None:
-            result = _with_ledger(result, portfolio, ledger)
+            result = _with_ledger(result, portfolio, ledger, insecure_permissions)
     if as_json:
         print_json(result.document())
     else:
@@ -61,7 +75,9 @@ def verify(
         raise typer.Exit(1)
 
 
-def _with_ledger(result: Verification, portfolio: Path | None, where: str | None) -> Verification:
+def _with_ledger(
+    result: Verification, portfolio: Path | None, where: str | None, insecure_permissions: bool
+) -> Verification:
     """Whether the release was charged, where the ledger can be asked."""
     from dpmerge.certificate.checks import Check
     from dpmerge.cli.options import ledger_place
@@ -75,7 +91,7 @@ def _with_ledger(result: Verification, portfolio: Path | None, where: str | None
         return result.with_check(Check("ledger", None, (words,)))
     from dpmerge.ledger.ledger import Ledger
 
-    with Ledger.open(place, create=False) as ledger:
+    with Ledger.open(place, create=False, insecure_permissions=insecure_permissions) as ledger:
         if ledger.id != declared.ledger.id:
             return result.with_check(Check("ledger", None, (f"charged in another one, {declared.ledger.id}",)))
         charged = ledger.contains(declared.ledger.entry, declared.ledger.hash)
@@ -112,7 +128,7 @@ def _print(result: Verification, console: Console) -> None:
         mark, style = marks[check.passed]
         console.print(Text(f"{mark} {check.name}", style=style))
         for reason in check.found:
-            console.print(Padding(Text(reason), (0, 0, 0, 4)))
+            console.print(Padding(Text(printable(reason)), (0, 0, 0, 4)))
     if not result.verified:
         count = len(result.problems)
         console.print(Text(f"\nNOT VERIFIED: {count} reason{'' if count == 1 else 's'}, above.", style="bold red"))
@@ -139,20 +155,33 @@ def _print(result: Verification, console: Console) -> None:
 
 def keygen(
     output: Annotated[Path, typer.Option("-o", "--output", help="Where the private key goes; FILE.pub is beside it.")],
+    passphrase: Annotated[
+        bool,
+        typer.Option("--passphrase", help=f"Lock the private key with one: from {PASSPHRASE}, or asked for."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Make a key pair (ed25519) to sign certificates with.
 
     The private key is for `dpmerge merge --key`, and for nobody else; the public one, FILE.pub, is for everybody who
-    wants to check with `dpmerge verify --key`. No file is ever overwritten.
+    wants to check with `dpmerge verify --key`. No file is ever overwritten. A key with a passphrase asks for it when it
+    signs, or takes it from DPMERGE_KEY_PASSPHRASE.
 
     Example: `dpmerge keygen -o signing-key.pem`
     """
     with one_line_errors():
         from dpmerge.certificate.keys import generate
 
-        public, identity = generate(output)
+        public, identity = generate(output, _new_passphrase() if passphrase else None)
         if as_json:
             print_json({"private": str(output), "public": str(public), "keyid": identity})
             return
-    typer.echo(f"Private key: {output} (keep it to yourself)\nPublic key:  {public}\nKey id:      {identity}")
+    say(f"Private key: {output} (keep it to yourself)", f"Public key:  {public}", f"Key id:      {identity}")
+
+
+def _new_passphrase() -> str:
+    if (given := os.environ.get(PASSPHRASE)) is not None:
+        return given
+    if not sys.stdin.isatty():
+        raise InvalidInput("passphrase", None, f"{PASSPHRASE}, or a terminal to ask at", found="neither")
+    return str(typer.prompt("Passphrase", hide_input=True, confirmation_prompt=True, err=True))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from dpmerge.documents import strict_json
+from dpmerge.documents import LARGEST_DOCUMENT, open_regular, strict_json
 from dpmerge.errors import BadCheckpoint, InvalidInput, PickleRefused, PortfolioError
 
 LARGEST_HEADER = 32_000_000
@@ -83,8 +84,8 @@ def refuse_pickle(file: object, field: str, name: str) -> None:
 def read_header(path: Path) -> tuple[Slot, ...]:
     """The tensors of a safetensors file, in the order of their bytes."""
     try:
-        with path.open("rb") as file:
-            return _header(path, file, path.stat().st_size)
+        with open_regular(path) as file:
+            return _header(path, file, os.fstat(file.fileno()).st_size)
     except OSError as error:
         raise BadCheckpoint(
             path, "file", path, "a readable safetensors file", found=f"an error: {error.strerror or error}"
@@ -155,33 +156,34 @@ def _counts(value: Any, most: int) -> bool:
     )
 
 
-def read_contents(path: Path, slots: Iterable[Slot]) -> Contents:
-    """One pass over the file: its digest, each tensor's digest, and no value that is not finite."""
+def read_contents(path: Path, slots: Iterable[Slot], *, each: bool = True) -> Contents:
+    """One pass over the file: its digest, each tensor's digest (unless not `each`), no value that is not finite."""
     whole = hashlib.sha256()
     digests: dict[str, str] = {}
     position = 0
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             for slot in slots:
                 whole.update(_exactly(path, file, slot.start - position))
-                digests[slot.name] = _tensor_digest(path, file, slot, whole)
+                digests[slot.name] = _tensor_digest(path, file, slot, whole, each)
                 position = slot.end
-            whole.update(rest := file.read())
+            whole.update(rest := file.read(LARGEST_DOCUMENT + 1))
     except OSError as error:
         found = f"an error: {error.strerror or error}"
         raise BadCheckpoint(path, "file", path, "a readable safetensors file", found=found) from None
     if rest and digests:
         raise _changed(path)
-    return Contents(whole.hexdigest(), digests)
+    return Contents(whole.hexdigest(), digests if each else {})
 
 
-def _tensor_digest(path: Path, file: BinaryIO, slot: Slot, whole: Any) -> str:
+def _tensor_digest(path: Path, file: BinaryIO, slot: Slot, whole: Any, wanted: bool) -> str:
     digest = hashlib.sha256()
     left = slot.end - slot.start
     while left:
         piece = _exactly(path, file, min(left, _PIECE))
         whole.update(piece)
-        digest.update(piece)
+        if wanted:
+            digest.update(piece)
         if not finite(slot.dtype, piece):
             raise BadCheckpoint(path, slot.name, None, "finite values only", found="NaN or infinity")
         left -= len(piece)
@@ -201,7 +203,8 @@ def read_tensor(path: Path, slot: Slot) -> npt.NDArray[Any]:
     """One tensor's values, in an array of its own; bfloat16, which numpy lacks, as the float32 of the same value."""
     count = math.prod(slot.shape)
     try:
-        values = np.fromfile(path, dtype=_STORED_AS[slot.dtype], count=count, offset=slot.start)
+        with open_regular(path) as file:
+            values = np.fromfile(file, dtype=_STORED_AS[slot.dtype], count=count, offset=slot.start)
     except OSError as error:
         found = f"an error: {error.strerror or error}"
         raise BadCheckpoint(path, "file", path, "a readable safetensors file", found=found) from None

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from dpmerge.certificate.envelope import CERTIFICATE_NAME
+from dpmerge.certificate.keys import Passphrase, read_private
+from dpmerge.certificate.private_salt import require_private_salt
 from dpmerge.certificate.verification import verify
 from dpmerge.documents import read_bytes
 from dpmerge.errors import DpmergeError, InvalidInput, LedgerBroken
@@ -23,38 +26,53 @@ from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.releasing.finishing import finish, only_one
 from dpmerge.releasing.order import Order
 from dpmerge.releasing.place import WITNESS_NAME, require_whole_ledger, witness, witnesses
+from dpmerge.releasing.release import noting
 
 Progress = Callable[[int, int], object]
 
 
 @dataclass(frozen=True)
 class Recovered:
-    """What became of a pending release: `problem` says why it is still pending."""
+    """What became of a pending release: `problem` says why it is still pending, or what failed after it was out."""
 
     release_id: str
     out: str
     problem: str | None
+    pending: bool
 
 
 def recover(
-    ledger: Ledger, *, moved_to: Path | None = None, jobs: int = 2, progress: Progress | None = None
+    ledger: Ledger,
+    *,
+    moved_to: Path | None = None,
+    jobs: int = 2,
+    progress: Progress | None = None,
+    passphrase: Passphrase = None,
+    insecure_permissions: bool = False,
 ) -> Iterator[Recovered]:
     """Finish every pending release, one after the other; one that cannot be finished stays pending.
 
-    `moved_to` is where a portfolio is now that is no longer where it was charged.
+    `moved_to` is where a portfolio is now that is no longer where it was charged; `passphrase` is that of the keys.
     """
+    unlock = partial(read_private, passphrase=passphrase, insecure_permissions=insecure_permissions)
     for charged in ledger.pending():
-        order = Order.read(charged.details)
+        order, pending = Order.read(charged.details), True
+        out = Path(order.out)
         try:
-            portfolio = order.load_portfolio(moved_to)
-            require_whole_ledger(ledger, portfolio, None)
-            with only_one(Path(order.out)) as let_go:
-                finish(ledger, charged, portfolio, out=Path(order.out), let_go=let_go, jobs=jobs, progress=progress)
-            witness(ledger, portfolio)
+            with noting(None, out):
+                portfolio = order.load_portfolio(moved_to)
+                require_whole_ledger(ledger, portfolio, None)
+                require_private_salt(portfolio, insecure_permissions)
+                with only_one(out) as let_go:
+                    finish(
+                        ledger, charged, portfolio, out=out, let_go=let_go, jobs=jobs, progress=progress, unlock=unlock
+                    )
+                pending = False
+                witness(ledger, portfolio)
         except DpmergeError as error:
-            yield Recovered(charged.release_id, order.out, str(error))
+            yield Recovered(charged.release_id, order.out, str(error), pending)
         else:
-            yield Recovered(charged.release_id, order.out, None)
+            yield Recovered(charged.release_id, order.out, None, pending)
 
 
 def abandon(ledger: Ledger, release_id: str) -> None:
