@@ -271,7 +271,8 @@ def only_one(out: Path) -> Iterator[Callable[[], None]]:
         finally:
             _removed(lock)
     finally:
-        os.close(descriptor)
+        with suppress(OSError):
+            os.close(descriptor)
 
 
 def _removed(lock: Path) -> None:
