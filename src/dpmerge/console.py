@@ -7,6 +7,8 @@ square brackets is no markup.
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterable
 from typing import IO
 
@@ -22,6 +24,10 @@ class PlainConsole(Console):
 
     def __init__(self, *, file: IO[str] | None = None, width: int | None = None) -> None:
         super().__init__(file=file, width=width, markup=False, emoji=False)
+
+    def on_broken_pipe(self) -> None:
+        """Left to itself a console would end the program with 1, which means something else here."""
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Every piece of text passes here, also the cells of tables, before it is folded into lines."""

@@ -56,7 +56,8 @@ def forget() -> None:
 
 def charges(home: Path) -> int:
     """How many releases the ledger beside a portfolio has charged."""
-    return len(charged(home)) if (home / LEDGER_NAME).exists() else 0
+    file = home / LEDGER_NAME
+    return len(charged(home)) if file.exists() and file.stat().st_size else 0  # what is empty was never opened
 
 
 @contextmanager

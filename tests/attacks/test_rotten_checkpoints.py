@@ -1,6 +1,6 @@
 """Checkpoints that are no longer what was recorded are noticed before anything is charged for them.
 
-Claimed after such a release: ε is spent, and for ever, or the runs are locked. True: nothing was made, and never can be.
+Claimed after such a release: ε is spent for ever, or the runs are locked. True: nothing was made, and never can be.
 """
 
 from __future__ import annotations
