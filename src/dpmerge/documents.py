@@ -47,14 +47,16 @@ def regular_descriptor(path: str | Path) -> int:
     and so would a file of a few blocks that says it has hundreds of gigabytes.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
-    found = os.fstat(descriptor)
-    wrong = None if stat.S_ISREG(found.st_mode) else "not a regular file"
-    # Where no block is counted at all, the file system does not count them.
-    if found.st_size > MOSTLY_HOLES and 0 < 512 * found.st_blocks < found.st_size // 1000:
-        wrong = f"{found.st_size:,} bytes, nearly all of them holes"
-    if wrong is not None:
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        # Where no block is counted at all, the file system does not count them.
+        if found.st_size > MOSTLY_HOLES and 0 < 512 * found.st_blocks < found.st_size // 1000:
+            raise OSError(errno.EINVAL, f"{found.st_size:,} bytes, nearly all of them holes", str(path))
+    except BaseException:
         os.close(descriptor)
-        raise OSError(errno.EINVAL, wrong, str(path))
+        raise
     return descriptor
 
 

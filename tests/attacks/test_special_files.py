@@ -50,6 +50,9 @@ PIPES: dict[str, tuple[str, tuple[object, ...], int]] = {
     "a witness": (f"portfolio/{WITNESS_NAME}", MERGE, 2),
     "a run's witness": (f"portfolio/a/{WITNESS_NAME}", MERGE, 2),
     "the ledger": (f"portfolio/{LEDGER_NAME}", MERGE, 2),
+    "the ledger's journal": (f"portfolio/{LEDGER_NAME}-journal", MERGE, 2),
+    "the ledger's journal, shown": (f"portfolio/{LEDGER_NAME}-journal", ("ledger", "show", "{}/portfolio"), 2),
+    "the ledger's log": (f"portfolio/{LEDGER_NAME}-wal", ("ledger", "show", "{}/portfolio"), 2),
     "a record": ("portfolio/a/privacy.json", ("manifest", "check", "{}/portfolio/a/privacy.json"), 2),
     "a checkpoint, read": ("portfolio/a/step-20.safetensors", ("inspect", "{}/portfolio"), 2),
     "a checkpoint, released": ("portfolio/a/step-20.safetensors", MERGE, 2),
@@ -75,6 +78,8 @@ def a_pipe(name: str) -> Callable[[Path], None]:
             result = ran(*(str(each).replace("{}", str(home)) for each in asked))
         assert result.exit_code == code, result.output
         assert result.exception is None or isinstance(result.exception, SystemExit)
+        if LEDGER_NAME in where:
+            (home / where).unlink()
         if where != f"portfolio/{LEDGER_NAME}":
             assert charges(home / "portfolio") == before
         assert not (home / "new").exists()

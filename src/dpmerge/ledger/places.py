@@ -23,6 +23,9 @@ NETWORK = frozenset(
     ["nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ncpfs", "ceph", "lustre", "glusterfs", "beegfs", "gpfs", "davfs"]
 )
 NETWORK_IN_USER_SPACE = frozenset(["sshfs", "s3fs", "rclone", "gcsfuse", "glusterfs", "ceph", "davfs", "davfs2"])
+_BESIDE = ("-journal", "-wal", "-shm")
+"""What SQLite looks for beside its file, and opens without asking what it is."""
+
 ACCEPTED = "a path, sqlite:///path or postgresql://user@host/database"
 
 
@@ -78,6 +81,11 @@ def _own(path: Path, *, create: bool, insecure: bool) -> None:
         raise LedgerError(f"{path}: there is no ledger; accepted: the path of one") from None
     if not stat.S_ISREG(found.st_mode):
         raise LedgerError(f"{path}: is not a file; accepted: {ACCEPTED}")
+    for beside in (path.with_name(path.name + suffix) for suffix in _BESIDE):
+        with suppress(FileNotFoundError):  # a journal comes and goes
+            if stat.S_ISREG(beside.lstat().st_mode):
+                continue
+            raise LedgerError(f"{beside}: is not a file, and the database would wait for it; accepted: to remove it")
     if not insecure and (open_to := too_open(path, LEDGER) or replaceable(path)) is not None:
         raise LedgerError(f"ledger: got {open_to}; accepted: one that not everybody can write or replace")
     if stat.S_IMODE(found.st_mode) & 0o077 and found.st_uid == os.geteuid() and not insecure:
