@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import typer
 
 import dpmerge as dpm
 from attacks.faults import must_notice
@@ -20,6 +23,7 @@ from dpmerge import permissions
 from dpmerge.certificate import keys, private_salt, trust
 from dpmerge.certificate.commitments import SALT_NAME
 from dpmerge.certificate.envelope import CERTIFICATE_NAME, read_certificate
+from dpmerge.cli import options
 from dpmerge.errors import BadManifest, InvalidInput, LedgerError
 from dpmerge.ledger import places as ledger_places
 from dpmerge.ledger.ledger import Ledger
@@ -171,9 +175,6 @@ class TestPassphrases:
         asked = ("merge", home / "portfolio", *WEIGHTS, "-o", home / "new", "--key", home / "locked")
         before = charges(home / "portfolio")
         for wrong, words in ((None, "its passphrase, in DPMERGE_KEY_PASSPHRASE"), ("guessed", "got another one")):
-            from dpmerge.cli.options import asked_passphrase
-
-            asked_passphrase.cache_clear()
             if wrong is None:
                 monkeypatch.delenv("DPMERGE_KEY_PASSPHRASE")
             else:
@@ -182,12 +183,24 @@ class TestPassphrases:
             assert result.exit_code == 2
             assert words in result.stderr
             assert charges(home / "portfolio") == before
-        asked_passphrase.cache_clear()
         monkeypatch.setenv("DPMERGE_KEY_PASSPHRASE", PASSPHRASE)
         assert ran(*asked).exit_code == 0
         assert ran("verify", home / "new", "--key", home / "locked.pub").exit_code == 0
         ledger = (home / "portfolio" / LEDGER_NAME).read_bytes()
         assert PASSPHRASE.encode() not in ledger
+
+    def test_at_a_terminal_it_is_asked_for_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked: list[str] = []
+
+        def prompt(words: str, **how: bool) -> str:
+            assert how["hide_input"]
+            asked.append(words)
+            return PASSPHRASE
+
+        monkeypatch.setattr(typer, "prompt", prompt)
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
+        assert {options.asked_passphrase(tmp_path / "key") for _ in range(3)} == {PASSPHRASE}
+        assert asked == [f"Passphrase of {tmp_path / 'key'}"]
 
     def test_recovery_asks_again(self, tmp_path: Path) -> None:
         home = place(tmp_path)

@@ -21,7 +21,7 @@ from dpmerge.certificate.card import model_card
 from dpmerge.certificate.envelope import CERTIFICATE_NAME, read_certificate
 from dpmerge.cli import terminal
 from dpmerge.cli import verify as verifying
-from dpmerge.errors import BadManifest, LedgerError
+from dpmerge.errors import BadManifest, LedgerError, UnsafePath
 from dpmerge.ledger.caps import Cap
 from dpmerge.ledger.entries import Book
 from dpmerge.ledger.ledger import Ledger
@@ -184,8 +184,9 @@ def a_manifest_with_marks(folder: Path) -> None:
             {"tools": {"tool": f"1{mark}"}},
             {"tensors": {"trained": [f"weight{mark}"], "frozen": []}},
             {"recorded_by": {"how": "recorder", "who": f"m{mark}e"}},
+            {"checkpoints": [{"step": 10, "files": [{"name": f"a{mark}.safetensors", "sha256": "0" * 64}]}]},
         ):
-            with pytest.raises(BadManifest):
+            with pytest.raises((BadManifest, UnsafePath)):
                 Manifest.parse(json.dumps(document | change))
 
 

@@ -93,13 +93,17 @@ def ledger_place(portfolio: Path | None, ledger: str | None) -> str | Path:
     return (portfolio.parent if portfolio.suffix in (".yaml", ".yml") else portfolio) / LEDGER_NAME
 
 
-@cache
 def asked_passphrase(key: Path) -> str:
     """The passphrase of a key: from DPMERGE_KEY_PASSPHRASE, or asked for at a terminal, once."""
     if (given := os.environ.get(PASSPHRASE)) is not None:
         return given
     if not sys.stdin.isatty():
         raise InvalidInput("key", str(key), f"its passphrase, in {PASSPHRASE} or at a terminal", found="no passphrase")
+    return _typed_passphrase(key)
+
+
+@cache
+def _typed_passphrase(key: Path) -> str:
     return str(typer.prompt(f"Passphrase of {printable(str(key))}", hide_input=True, err=True))
 
 
