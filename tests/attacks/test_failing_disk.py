@@ -206,6 +206,22 @@ def test_recovery_tells_what_is_out_from_what_is_pending(tmp_path: Path, monkeyp
     assert pending(home / "portfolio") == []
 
 
+def test_what_was_to_go_to_a_folder_that_is_gone_can_be_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = place(tmp_path)
+    (home / "outputs").mkdir()
+    with monkeypatch.context() as patched:
+        patched.setattr(finishing, "build", _full)
+        assert ran("merge", home / "portfolio", *WEIGHTS, "-o", home / "outputs" / "new").exit_code == 2
+    shutil.rmtree(home / "outputs")
+    (left,) = pending(home / "portfolio")
+    result = ran("ledger", "recover", home / "portfolio")
+    assert (result.exit_code, "still pending: " in result.output) == (2, True)
+    assert ran("ledger", "recover", home / "portfolio", "--abandon", left.release_id).exit_code == 0
+    assert pending(home / "portfolio") == []
+
+
 def no_locks(code: int) -> Callable[..., None]:
     def flock(*_: object) -> None:
         raise OSError(code, os.strerror(code))
