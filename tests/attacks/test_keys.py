@@ -345,6 +345,8 @@ class TestTrustedKeys:
     def test_an_empty_list_is_no_list(self, tmp_path: Path) -> None:
         with pytest.raises(BadManifest):
             trust.read_trusted(key_file(tmp_path))
+        with pytest.raises(InvalidInput, match="at least one key"):
+            dpm.verify(place(tmp_path) / "out", key=[])
 
 
 def test_a_portfolio_from_version_control_is_told_how_to_mend_its_salt(tmp_path: Path) -> None:

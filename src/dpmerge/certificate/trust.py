@@ -74,8 +74,10 @@ class KeyList(Strict):
 
 def trusted(keys: Keys = None, listed: str | Path | None = None) -> tuple[TrustedKey, ...]:
     """The keys named one by one, and those of a file; none at all if neither is given."""
-    single = [keys] if isinstance(keys, str | Path) else keys or []
-    found = [TrustedKey(str(path), read_public(Path(path))) for path in single]
+    single = [keys] if isinstance(keys, str | Path) else keys
+    if single is not None and not single:
+        raise InvalidInput("key", single, "at least one key, or None to check no signature")
+    found = [TrustedKey(str(path), read_public(Path(path))) for path in single or ()]
     return (*found, *(read_trusted(Path(listed)) if listed is not None else ()))
 
 

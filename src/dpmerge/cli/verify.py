@@ -55,7 +55,7 @@ def verify(
         result = check(
             output,
             portfolio=portfolio,
-            key=key,
+            key=key or None,
             trusted_keys=trusted_keys,
             insecure_permissions=insecure_permissions,
         )
