@@ -15,6 +15,8 @@ SOURCE = Path(dpmerge.__file__).parent
 
 # Each part may import the parts before it and itself. `errors` is free for all.
 ORDER = [
+    "permissions",
+    "console",
     "documents",
     "privacy",
     "account",

@@ -1,16 +1,20 @@
 """Strict JSON documents: the one reader of every file a person may have written.
 
-Guarantees: what is accepted has each field once, no unknown ones and the right types; the first problem is told in
-one line that names the field, what stood there and what is accepted.
+Guarantees: only regular files are read, and none is waited for; what is accepted has each field once, no unknown ones
+and the right types; the first problem is told in one line that names the field, what stood there and what is accepted.
 Refuses: anything above a size limit, bytes that are not UTF-8, broken or deeply nested JSON, duplicate fields.
 """
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import re
+import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, BinaryIO, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
@@ -19,6 +23,12 @@ from dpmerge.errors import InvalidInput
 
 LARGEST_DOCUMENT = 10_000_000
 """Bytes. A document is read whole before anything in it is believed."""
+
+LARGEST_SMALL_FILE = 64_000_000
+"""Bytes of what is no weights beside a model. The largest tokenizers have about 30 MB."""
+
+MOSTLY_HOLES = 2**30
+"""Bytes above which a file must be on disk by a thousandth at least: weights have no holes."""
 
 
 class Strict(BaseModel):
@@ -30,13 +40,38 @@ class Strict(BaseModel):
 Model = TypeVar("Model", bound=Strict)
 
 
+def regular_descriptor(path: str | Path) -> int:
+    """A descriptor of a regular file, to read from; an OSError for anything else.
+
+    Opened without waiting: a pipe would keep who opens it waiting for a writer, a device could give bytes for ever,
+    and so would a file of a few blocks that says it has hundreds of gigabytes.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        # Where no block is counted at all, the file system does not count them.
+        if found.st_size > MOSTLY_HOLES and 0 < 512 * found.st_blocks < found.st_size // 1000:
+            raise OSError(errno.EINVAL, f"{found.st_size:,} bytes, nearly all of them holes", str(path))
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def open_regular(path: str | Path) -> BinaryIO:
+    """A regular file, open for reading; an OSError for anything else."""
+    return os.fdopen(regular_descriptor(path), "rb")
+
+
 def read_bytes(path: Path, limit: int = LARGEST_DOCUMENT, accepted: str = "a readable JSON file") -> bytes:
     """The file's content, never more than `limit` bytes of it."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             content = file.read(limit + 1)
-    except OSError as error:
-        found = f"an error: {error.strerror or error}"
+    except (OSError, ValueError) as error:  # a name no file can have is a ValueError
+        found = f"an error: {getattr(error, 'strerror', None) or error}"
         raise InvalidInput(str(path), path, accepted, found=found) from None
     if len(content) > limit:
         raise InvalidInput(str(path), path, f"at most {limit:,} bytes", found="a larger file")
@@ -79,6 +114,27 @@ def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             raise InvalidInput(ascii(name), value, "Unicode text", found="half of a surrogate pair")
         fields[name] = value
     return fields
+
+
+UNSEEN = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    "\ud800-\udfff\U000e0000-\U000e007f]"
+)
+"""Controls, and marks that turn text round or that nobody sees. (Joiners are letters to some scripts, and are not.)"""
+
+
+def require_seen(content: Any, place: str = "") -> None:
+    """Refuse text, names of fields included, that would show something else than it says."""
+    if isinstance(content, str):
+        if UNSEEN.search(content):
+            raise InvalidInput(place, content, "text without control characters and marks that turn text round")
+    elif isinstance(content, dict):
+        for name, value in content.items():
+            require_seen(name, place)
+            require_seen(value, f"{place}.{name}" if place else name)
+    elif isinstance(content, list):
+        for number, value in enumerate(content):
+            require_seen(value, f"{place}[{number}]")
 
 
 def validated(model: type[Model], content: Any, name: str) -> Model:

@@ -25,7 +25,7 @@
     ├── EvaluationFailed       an evaluator that gave no finite number for a merge: which merge, what happened
     └── CannotRecord           a training loop whose privacy cannot be recorded truthfully
 
-A message is one line. It names the field, the value found there and what would be accepted instead.
+A message is one line of printable characters. It names the field, the value found there and what would be accepted.
 """
 
 from __future__ import annotations
@@ -37,6 +37,9 @@ from typing import Any
 
 class DpmergeError(Exception):
     """Base of everything raised on purpose."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class InvalidInput(DpmergeError, ValueError):
@@ -51,7 +54,7 @@ class InvalidInput(DpmergeError, ValueError):
         self.accepted = accepted
         self.found = found
         shown = _shown(value) if found is None else found
-        super().__init__(_line(f"{_shortened(field)}: got {shown}; accepted: {accepted}"))
+        super().__init__(f"{_shortened(field)}: got {shown}; accepted: {accepted}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(type(self), found=self.found), (self.field, self.value, self.accepted)
@@ -67,7 +70,7 @@ class PortfolioError(InvalidInput):
     def __init__(self, file: object, field: str, value: object, accepted: str, *, found: str | None = None) -> None:
         self.file = str(file)
         super().__init__(field, value, accepted, found=found)
-        self.args = (f"{_line(self.file)}: {self.args[0]}",)
+        self.args = (f"{self.file}: {self.args[0]}",)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(type(self), found=self.found), (self.file, self.field, self.value, self.accepted)
@@ -134,7 +137,7 @@ class EvaluationFailed(DpmergeError):
         self.found = found
         self.accepted = accepted
         shown = _shortened(" ".join(found.split()))
-        super().__init__(_line(f"evaluation of {_shortened(recipe)}: got {shown}; accepted: {accepted}"))
+        super().__init__(f"evaluation of {_shortened(recipe)}: got {shown}; accepted: {accepted}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.recipe, self.found, self.accepted)
@@ -163,10 +166,8 @@ class TargetOutOfReach(NoGuarantee):
         self.epsilon, self.delta, self.smallest, self.candidate, self.hint = epsilon, delta, smallest, candidate, hint
         least = math.nextafter(float(f"{smallest:.6g}") * (1 + 1e-5), math.inf) if math.isfinite(smallest) else smallest
         super().__init__(
-            _line(
-                f"epsilon: got {epsilon:g} at delta {delta:g}; accepted: at least {least:.6g}, which "
-                f"{_shortened(candidate)} reaches{'; ' + hint if hint else ''}"
-            )
+            f"epsilon: got {epsilon:g} at delta {delta:g}; accepted: at least {least:.6g}, which "
+            f"{_shortened(candidate)} reaches{'; ' + hint if hint else ''}"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -193,6 +194,17 @@ class CannotWrite(InvalidInput):
     """An output that cannot be written, or that is there already; what was there is as it was."""
 
 
+def note_charge(error: BaseException, words: str) -> None:
+    """Say with an error, whatever it is, that a release stays charged: it never ends as if nothing had happened."""
+    error.add_note(words)
+    error.__dict__["charged"] = True
+
+
+def is_charged(error: BaseException) -> bool:
+    """Whether a release stays charged although this was raised."""
+    return "charged" in error.__dict__
+
+
 def _shown(value: object) -> str:
     try:
         return _shortened(repr(value), 80)
@@ -204,6 +216,13 @@ def _shortened(text: str, limit: int = 200) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def _line(text: str) -> str:
-    """What comes from a file may hold anything; a message is one line that a terminal can show."""
+def printable(text: str) -> str:
+    """Text of strangers as one line that shows every character it has.
+
+    What comes from a file may hold anything: line breaks that begin a line of ours, bytes that a terminal obeys,
+    characters that turn the text round or cannot be seen.
+
+    >>> printable("a\\n✓ signature")
+    'a\\\\n✓ signature'
+    """
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

@@ -265,10 +265,7 @@ class TestInANotebook:
         self.attack(tmp_path)
 
     def test_a_console_that_looks_around_is_noticed(self, tmp_path: Path) -> None:
-        def curious(*, force_jupyter: bool, **settings: Any) -> Console:
-            return Console(**settings)
-
-        must_notice(self.attack, tmp_path, plan_table, "Console", curious)
+        must_notice(self.attack, tmp_path, plan_table, "PlainConsole", Console)
 
 
 class TestUpdatesThatExpand:

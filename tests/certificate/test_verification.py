@@ -424,6 +424,7 @@ class TestPortfolio:
         try:
             salt.unlink()
             assert failing(verify(average.path, portfolio=average.portfolio)) == {"commitments"}
+            salt.touch(0o600)
             salt.write_text("0" * 64)
             assert failing(verify(average.path, portfolio=average.portfolio)) == {"commitments", "binding"}
         finally:

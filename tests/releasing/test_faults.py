@@ -329,17 +329,19 @@ def charged_and_pending(home: Path, place: Path, ended: Ended) -> None:
 class TestFailures:
     """Not killed: an error, nothing written, the release pending until the fault is repaired."""
 
+    @pytest.mark.parametrize("wanted", [DRAW_OF_C, NOISE], ids=lambda wanted: wanted.name)
     @pytest.mark.parametrize("fault", [truncated, changed, not_a_number, removed, a_folder], ids=lambda f: f.__name__)
-    def test_an_input_of_a_draw_is_noticed_before_it(
-        self, home: Path, place: Path, tmp_path: Path, fault: Callable[[Path], None]
+    def test_an_input_of_a_draw_or_of_a_final_release_is_noticed_before_it(
+        self, home: Path, place: Path, tmp_path: Path, wanted: Wanted, fault: Callable[[Path], None]
     ) -> None:
-        """Or a candidate that cannot be made would fail when it is drawn, and the others be drawn instead."""
+        """Or a candidate that cannot be made would fail when it is drawn, and the others be drawn instead; and runs
+        would be locked for a release that nobody can make."""
         file = home / "c" / "step-20.safetensors"
-        planned = DRAW_OF_C.plan(loaded(home))
+        planned = wanted.plan(loaded(home))
         shutil.copyfile(file.rename(tmp_path / "whole"), file)
         fault(file)
         with pytest.raises(DpmergeError):
-            release(planned, out=place / "out")
+            release(planned, out=place / "out", final=wanted.final)
         assert charged(home) == []
         assert list(place.iterdir()) == []
 
@@ -441,14 +443,17 @@ class TestFailures:
         assert digests(place / "out") == before
         finished(home, place / "out", 0, files[NOISE.name])
 
-    def test_what_cannot_be_finished_is_abandoned_and_stays_charged(self, home: Path, place: Path) -> None:
+    def test_what_cannot_be_finished_is_abandoned_and_stays_charged(
+        self, home: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         book = Book("soaked", "record", "replace_one")
         with Ledger.open(home / LEDGER_NAME) as ledger:
             ledger.set_cap(book, Cap(epsilon=3.0, delta=DELTA, rule="gaussian_filter"))
         planned = stated_weights(loaded(home), {"a@20": 1.0}, LOOSE)  # μ² = 20·(2/16)² = 0.3125
-        (home / "a" / "step-20.safetensors").unlink()
-        with pytest.raises(DpmergeError, match="step-20") as raised:
-            release(planned, out=place / "out")
+        with monkeypatch.context() as patched:
+            patched.setattr(Ledger, "charge", after_charging((home / "a" / "step-20.safetensors").unlink))
+            with pytest.raises(DpmergeError, match="step-20") as raised:
+                release(planned, out=place / "out")
         assert NOTE in raised.value.__notes__[0]
         (entry,) = pending(home)
         result = ran("ledger", "recover", home, "--abandon", entry.release_id)

@@ -23,7 +23,8 @@ def print_account(account: Account, console: Console) -> None:
     """Print what each run, the selection and the combination cost, and what that rests on."""
     spec = account.spec
     count = len(spec.runs)
-    console.print(f"[bold]{count} run{'s' if count > 1 else ''}[/], {spec.adjacency}, δ = {spec.delta:g}")
+    heading = Text(f"{count} run{'s' if count > 1 else ''}", style="bold")
+    console.print(heading.append(f", {spec.adjacency}, δ = {spec.delta:g}", style="not bold"))
     _print(console, "Each model alone, all its iterates released", _singles(account))
     if account.selection is not None:
         vector = ", ".join(f"{probability:g}" for probability in spec.probabilities or [])
@@ -36,7 +37,7 @@ def print_account(account: Account, console: Console) -> None:
         console.print(_shortcomings(account), end="")
         _print_conclusion(console, account)
     for reason in dict.fromkeys(figures.reason for figures in account.single if figures.reason):
-        console.print(f"[yellow]no figure:[/] {reason}", highlight=False)
+        console.print(Text.assemble(("no figure:", "yellow"), f" {reason}"))
 
 
 def shown(value: float | None) -> str:

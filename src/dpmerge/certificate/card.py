@@ -10,6 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from dpmerge.documents import UNSEEN
+
 CARD_NAME = "README.md"
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -152,5 +154,5 @@ def _caveats(content: Mapping[str, Any]) -> list[str]:
 
 def _plain(text: str) -> str:
     """Text of others, so that it stays text in a table of Markdown."""
-    one_line = " ".join(str(text).split())
+    one_line = UNSEEN.sub(lambda mark: ascii(mark[0])[1:-1], " ".join(str(text).split()))
     return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", one_line)

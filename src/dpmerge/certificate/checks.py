@@ -5,7 +5,9 @@ Guarantees: verified means that nothing failed; what could not be looked at says
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +15,9 @@ from typing import Any
 
 from dpmerge.certificate.envelope import Certificate
 from dpmerge.certificate.predicate import Declared
+from dpmerge.documents import LARGEST_SMALL_FILE, open_regular
+from dpmerge.errors import InvalidInput, printable
+from dpmerge.portfolio.tensors import read_header
 
 _PIECE = 2**20
 _SHOWN = ("guarantee", "proved", "theorem", "choice", "tuning", "final", "caveats")
@@ -44,7 +49,7 @@ class Verification:
 
     def __repr__(self) -> str:
         found = "verified" if self.verified else f"not verified: {'; '.join(self.problems)}"
-        return f"Verification({str(self.path)!r}: {found})"
+        return f"Verification({str(self.path)!r}: {printable(found)})"
 
     @property
     def version(self) -> int | None:
@@ -74,10 +79,33 @@ class Verification:
         }
 
 
-def file_digest(file: Path) -> str:
-    """SHA-256 of a file."""
+def file_digest(file: Path, size: int | None = None) -> str:
+    """SHA-256 of a file, which must have that many bytes; an OSError if it has not, or cannot be read.
+
+    Where no size is known, what could not be a file of a release is not read to its end.
+    """
     found = hashlib.sha256()
-    with file.open("rb") as stream:
-        while piece := stream.read(_PIECE):
+    with open_regular(file) as stream:
+        left = os.fstat(stream.fileno()).st_size
+        if size is None:
+            _require_plausible(file, left)
+        elif left != size:
+            raise OSError(errno.EFBIG, f"{left:,} bytes where {size:,} were certified", str(file))
+        while left and (piece := stream.read(min(left, _PIECE))):
             found.update(piece)
+            left -= len(piece)
+        if left or stream.read(1):
+            raise OSError(errno.ESTALE, "changed while it was read", str(file))
     return found.hexdigest()
+
+
+def _require_plausible(file: Path, size: int) -> None:
+    """Weights say in their header how long they are; all other files of a release are small."""
+    if size <= LARGEST_SMALL_FILE:
+        return
+    if file.suffix != ".safetensors":
+        raise OSError(errno.EFBIG, f"{size:,} bytes, more than a release has in such a file", str(file))
+    try:
+        read_header(file)
+    except InvalidInput:
+        raise OSError(errno.EFBIG, f"{size:,} bytes, which is not what its header says", str(file)) from None

@@ -15,6 +15,7 @@ import json
 import os
 import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,7 +66,8 @@ def _make(path: Path) -> None:
         found = f"an error: {error.strerror or error}"
         raise CannotWrite("portfolio", str(path), "a folder that can be written to", found=found) from None
     finally:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):  # it would hide what went wrong
+            beside.unlink(missing_ok=True)
 
 
 def release_salt(salt: bytes, release: str) -> bytes:

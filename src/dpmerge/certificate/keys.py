@@ -1,12 +1,14 @@
-"""Keys that certificates are signed with: ed25519, as PEM files.
+"""Keys that certificates are signed with: ed25519, as PEM files, with a passphrase or without.
 
-Guarantees: a private key is written for its owner alone, and never over another; what is read is an ed25519 key.
-Refuses: any other kind of key, keys with a passphrase, a private key where a public one is meant.
+Guarantees: a private key is written for its owner alone, and never over another; what is read is an ed25519 key; no
+passphrase is ever shown, written or kept.
+Refuses: any other kind of key, a private key where a public one is meant, a private key that others may read.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -14,25 +16,37 @@ from securesystemslib.signer import CryptoSigner, SSlibKey
 
 from dpmerge.documents import read_bytes
 from dpmerge.errors import CannotWrite, InvalidInput
+from dpmerge.permissions import PRIVATE_KEY, too_open
 from dpmerge.portfolio.manifest import sync_folder
+
+Passphrase = str | Callable[[Path], str] | None
+"""Of a private key: as text, or a function that asks for it, called only if the key has one."""
 
 _LARGEST_KEY = 10_000
 
 
-def generate(path: Path) -> tuple[Path, str]:
+def generate(path: Path, passphrase: str | None = None) -> tuple[Path, str]:
     """A new key pair: the private key in `path`, the public one beside it; where that is, and its id."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+    from cryptography.hazmat.primitives.serialization import (
+        BestAvailableEncryption,
+        Encoding,
+        NoEncryption,
+        PrivateFormat,
+        PublicFormat,
+    )
 
+    if passphrase == "":
+        raise InvalidInput("passphrase", None, "at least one character", found="nothing")
     key = Ed25519PrivateKey.generate()
-    signer = CryptoSigner(key)
+    locked = NoEncryption() if passphrase is None else BestAvailableEncryption(passphrase.encode())
     public = path.with_name(path.name + ".pub")
     for file in (path, public):
         if file.exists() or file.is_symlink():
             raise CannotWrite("output", str(file), "a file that is not there yet: no key is ever overwritten")
-    _write(path, signer.private_bytes, 0o600)
+    _write(path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, locked), 0o600)
     _write(public, key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo), 0o644)
-    return public, str(signer.public_key.keyid)
+    return public, str(CryptoSigner(key).public_key.keyid)
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
@@ -48,37 +62,54 @@ def _write(path: Path, content: bytes, mode: int) -> None:
         ) from None
 
 
-def read_private(path: Path) -> CryptoSigner:
+def read_private(path: Path, *, passphrase: Passphrase = None, insecure_permissions: bool = False) -> CryptoSigner:
     """The key to sign with."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-    accepted = "an ed25519 private key without a passphrase, as `dpmerge keygen` makes it"
+    accepted = "an ed25519 private key, as `dpmerge keygen` makes it"
     content = read_bytes(path, _LARGEST_KEY, accepted)
     if b"PUBLIC KEY" in content:
         raise InvalidInput("key", str(path), accepted, found="a public key")
+    found = None if insecure_permissions or b"PRIVATE KEY" not in content else too_open(path, PRIVATE_KEY)
+    if found is not None:
+        raise InvalidInput("key", str(path), "a private key for its owner alone", found=found)
+    secret = _passphrase(path, passphrase) if b"ENCRYPTED" in content else None
     try:
-        key = load_pem_private_key(content, None)
+        key = load_pem_private_key(content, secret)
     except (ValueError, TypeError, UnsupportedAlgorithm):
+        if secret is not None:
+            raise InvalidInput("key", str(path), "the passphrase of this key", found="another one") from None
         raise InvalidInput("key", str(path), accepted, found=f"{path}, which is none") from None
     if not isinstance(key, Ed25519PrivateKey):
         raise InvalidInput("key", str(path), accepted, found="another kind of key")
     return CryptoSigner(key)
 
 
+def _passphrase(path: Path, given: Passphrase) -> bytes:
+    if given is None:
+        raise InvalidInput("key", str(path), "its passphrase", found="a key that has one, and no passphrase")
+    return (given if isinstance(given, str) else given(path)).encode()
+
+
 def read_public(path: Path) -> SSlibKey:
     """The key to check signatures with."""
+    accepted = "an ed25519 public key, the .pub file that `dpmerge keygen` makes"
+    return public_key(read_bytes(path, _LARGEST_KEY, accepted), str(path))
+
+
+def public_key(content: bytes, name: str) -> SSlibKey:
+    """The public key in PEM text."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
     accepted = "an ed25519 public key, the .pub file that `dpmerge keygen` makes"
-    content = read_bytes(path, _LARGEST_KEY, accepted)
     if b"PRIVATE KEY" in content:
-        raise InvalidInput("key", str(path), accepted, found="a private key")
+        raise InvalidInput("key", name, accepted, found="a private key")
     try:
         key = load_pem_public_key(content)
     except (ValueError, UnsupportedAlgorithm):
-        raise InvalidInput("key", str(path), accepted, found=f"{path}, which is none") from None
+        raise InvalidInput("key", name, accepted, found=f"{name}, which is none") from None
     if not isinstance(key, Ed25519PublicKey):
-        raise InvalidInput("key", str(path), accepted, found="another kind of key")
+        raise InvalidInput("key", name, accepted, found="another kind of key")
     return SSlibKey.from_crypto(key)

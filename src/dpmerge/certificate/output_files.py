@@ -94,7 +94,7 @@ def _wrong(path: Path, name: str, certified: CertifiedFile) -> str | None:
             return f"{name} is not an ordinary file"
         if certified.size is not None and found.st_size != certified.size:
             return f"{name} has {found.st_size:,} bytes; {certified.size:,} were certified"
-        digest = file_digest(file)
+        digest = file_digest(file, certified.size)
     except (OSError, RuntimeError) as error:  # links that go round in circles
         return f"{name} cannot be read ({getattr(error, 'strerror', None) or error})"
     return None if digest == certified.sha256 else f"{name} is not the file that was certified"

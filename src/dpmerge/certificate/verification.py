@@ -15,9 +15,9 @@ from typing import Any
 from dpmerge.certificate.card import CARD_NAME, model_card
 from dpmerge.certificate.checks import Check, Verification
 from dpmerge.certificate.envelope import CERTIFICATE_NAME, Certificate, read_certificate
-from dpmerge.certificate.keys import read_public
 from dpmerge.certificate.output_files import file_checks
 from dpmerge.certificate.predicate import Declared, derived, machine_error
+from dpmerge.certificate.trust import Keys, signature, trusted
 from dpmerge.documents import is_file, read_bytes, validated
 from dpmerge.errors import DpmergeError, InvalidInput
 
@@ -27,13 +27,16 @@ UNBOUND = (
 )
 
 
-def check_output(out: str | Path, *, key: str | Path | None = None, allow_extra: Iterable[str] = ()) -> Verification:
+def check_output(
+    out: str | Path, *, key: Keys = None, trusted_keys: str | Path | None = None, allow_extra: Iterable[str] = ()
+) -> Verification:
     """Check an output folder against its certificate, and the certificate against mathematics.
 
-    `key` is the public key it must be signed with; `allow_extra` names files and folders that need not be covered.
+    `key` is the public key it must be signed with, or several of which one must have been used; `trusted_keys` a file
+    of such keys with the times they are trusted in. `allow_extra` names files and folders that need not be covered.
     """
     path = Path(out)
-    public = None if key is None else read_public(Path(key))
+    believed = trusted(key, trusted_keys)
     file = path / CERTIFICATE_NAME
     accepted = f"a folder that holds {CERTIFICATE_NAME}, as `dpmerge merge` makes it"
     if not is_file(file):
@@ -46,7 +49,7 @@ def check_output(out: str | Path, *, key: str | Path | None = None, allow_extra:
     checks = [Check("form", True)]
     if certificate.version == 1:
         checks.append(Check("version", None, (UNBOUND,)))
-    checks += [_signature(certificate, public), *file_checks(path, certificate, allow_extra)]
+    checks += [signature(certificate, believed), *file_checks(path, certificate, allow_extra)]
     declared: Declared | None = None
     try:
         declared = declared_in(certificate)
@@ -66,19 +69,6 @@ def _follows(path: Path, certificate: Certificate, declared: Declared) -> Iterat
     if declared.audit is not None:
         words = f"ε ≥ {declared.audit.lower_bound} is stated, and was not repeated; `dpmerge audit` repeats it"
         yield Check("audit", None, (words,))
-
-
-def _signature(certificate: Certificate, key: Any) -> Check:
-    if key is None:
-        words = "signed, but no key was given to check it with" if certificate.is_signed else "not signed"
-        return Check("signature", None, (words,))
-    if not certificate.is_signed:
-        return Check("signature", False, ("not signed, and a key was given",))
-    try:
-        good = certificate.signed_by(key)
-    except InvalidInput as error:
-        return Check("signature", False, (str(error),))
-    return Check("signature", good, () if good else ("not made with this key, or changed since",))
 
 
 def declared_in(certificate: Certificate) -> Declared:

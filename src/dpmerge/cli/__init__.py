@@ -1,22 +1,35 @@
 """The command line: thin, one function a verb.
 
-Exit codes: 0 done, 1 no such guarantee, 2 bad input. Errors are one line on standard error, never a traceback.
+Exit codes: 0 done; 1 no such guarantee, or not verified: nothing was charged; 2 bad input or a failure, after a charge
+with a note that says so; 130 interrupted; 141 nobody reads what is printed. Errors are one line on standard error,
+never a traceback.
 """
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from dpmerge import __version__
 from dpmerge.cli import audit, design, frontier, ledger, manifest, merge, plan, reproduce, verify
-from dpmerge.cli.terminal import AsJson, one_line_errors, print_json, tolerate_narrow_encodings, wide_console
+from dpmerge.cli.terminal import AsJson, one_line_errors, print_json, say, tolerate_narrow_encodings, wide_console
+
+
+class _Verbs(TyperGroup):
+    """Whatever a verb did not foresee still ends in one line: a file that cannot be read, a disk that is full."""
+
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
+        with one_line_errors():
+            return super().invoke(ctx)
+
 
 app = typer.Typer(
     name="dpmerge",
+    cls=_Verbs,
     help="A model for any privacy level, from the differentially private models you already have.",
     no_args_is_help=True,
     add_completion=False,
@@ -40,7 +53,7 @@ for verb in (
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"dpmerge {__version__}")
+        say(f"dpmerge {__version__}")
         raise typer.Exit
 
 

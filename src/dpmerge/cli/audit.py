@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dpmerge.cli.options import require_writable
-from dpmerge.cli.terminal import AsJson, one_line_errors, print_json, wide_console
+from dpmerge.cli.terminal import AsJson, one_line_errors, print_json, say, wide_console
 from dpmerge.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def _release(
     about = read_subject(subject, portfolio)
     terms, delta = about.terms, about.delta
     if about.note:
-        typer.echo(f"note: {about.note}", err=True)
+        say(f"note: {about.note}", err=True)
     number = _trials(terms, delta, trials, power, confidence)
     _note_time(terms, number)
     finding = audit_release(terms, delta=delta, trials=number, confidence=confidence, seed=seed, stated=about.stated)
@@ -179,7 +179,7 @@ def _note_time(terms: Terms, trials: int) -> None:
     seconds = 2.5 * trials * work(terms) / SPEED
     if seconds > PATIENCE:
         length = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
-        typer.echo(f"note: {trials:,} trials in each world, about {length}", err=True)
+        say(f"note: {trials:,} trials in each world, about {length}", err=True)
 
 
 def _scenarios(

@@ -22,7 +22,7 @@ from dpmerge.cli.options import (
     threads,
     to_go_on,
 )
-from dpmerge.cli.terminal import AsJson, one_line_errors, print_json, wide_console
+from dpmerge.cli.terminal import AsJson, one_line_errors, print_json, say, wide_console
 from dpmerge.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def frontier(
 
         print_analysis(analysis, wide_console())
     for path in written:
-        typer.echo(f"Wrote {path}")
+        say(f"Wrote {path}")
 
 
 def _written(analysis: Analysis, page: Path | None, figures: Path | None) -> list[Path]:

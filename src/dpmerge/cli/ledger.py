@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dpmerge.cli.options import ALLOW, LEDGER, ledger_place, loaded_portfolio
-from dpmerge.cli.terminal import AsJson, bytes_shown, one_line_errors, print_json, wide_console
-from dpmerge.errors import InvalidInput, LedgerError
+from dpmerge.cli.options import ALLOW, INSECURE, LEDGER, asked_passphrase, ledger_place, loaded_portfolio
+from dpmerge.cli.terminal import AsJson, bytes_shown, one_line_errors, print_json, say, wide_console
+from dpmerge.errors import InvalidInput, LedgerError, printable
 
 if TYPE_CHECKING:
     from dpmerge.ledger.ledger import Ledger
@@ -30,12 +30,18 @@ AT_DELTA = Annotated[float, typer.Option(help="The δ at which ε is given.")]
 
 
 @app.command()
-def show(where: WHERE = None, ledger: LEDGER = None, delta: AT_DELTA = 1e-5, as_json: AsJson = False) -> None:
+def show(
+    where: WHERE = None,
+    ledger: LEDGER = None,
+    delta: AT_DELTA = 1e-5,
+    insecure_permissions: INSECURE = False,
+    as_json: AsJson = False,
+) -> None:
     """Every release, every run that was looked at, and the cap.
 
     Example: `dpmerge ledger show examples/mnist`
     """
-    with one_line_errors(), _opened(where, ledger) as opened:
+    with one_line_errors(), _opened(where, ledger, insecure_permissions) as opened:
         standings = [opened.standing(book, delta) for book in opened.books()]
         doubt = _doubt(opened, where)
         _warn(doubt)
@@ -46,18 +52,24 @@ def show(where: WHERE = None, ledger: LEDGER = None, delta: AT_DELTA = 1e-5, as_
 
         console = wide_console()
         if not standings:
-            console.print(f"{opened.where}: nothing has been released or capped yet")
+            console.print(f"{printable(opened.where)}: nothing has been released or capped yet")
         for each in standings:
             print_standing(each, console)
 
 
 @app.command()
-def spent(where: WHERE = None, ledger: LEDGER = None, delta: AT_DELTA = 1e-5, as_json: AsJson = False) -> None:
+def spent(
+    where: WHERE = None,
+    ledger: LEDGER = None,
+    delta: AT_DELTA = 1e-5,
+    insecure_permissions: INSECURE = False,
+    as_json: AsJson = False,
+) -> None:
     """What everything that has left costs together: one line for each book.
 
     Example: `dpmerge ledger spent examples/mnist --delta 1e-5`
     """
-    with one_line_errors(), _opened(where, ledger) as opened:
+    with one_line_errors(), _opened(where, ledger, insecure_permissions) as opened:
         standings = [opened.standing(book, delta) for book in opened.books()]
         _warn(_doubt(opened, where))
         if as_json:
@@ -67,9 +79,9 @@ def spent(where: WHERE = None, ledger: LEDGER = None, delta: AT_DELTA = 1e-5, as
         from dpmerge.ledger.ledger_table import cost_line
 
         for each in standings:
-            typer.echo(cost_line(each))
+            say(cost_line(each))
         if not standings:
-            typer.echo("ε = 0: nothing has been released")
+            say("ε = 0: nothing has been released")
 
 
 @app.command()
@@ -93,6 +105,7 @@ def cap(
     ] = None,
     ledger: LEDGER = None,
     allow: ALLOW = None,
+    insecure_permissions: INSECURE = False,
     as_json: AsJson = False,
 ) -> None:
     """Promise that everything ever released of this data keeps within (ε, δ).
@@ -109,7 +122,8 @@ def cap(
         loaded = loaded_portfolio(portfolio, headers_only=True, allow=allow)
         made = _cap(loaded, epsilon, delta, rule, ceiling, order)
         book = Book(loaded.dataset, loaded.unit, loaded.adjacency.value)
-        with Ledger.open(ledger_place(portfolio, ledger)) as opened:
+        place = ledger_place(portfolio, ledger)
+        with Ledger.open(place, insecure_permissions=insecure_permissions) as opened:
             from dpmerge.releasing.place import require_whole_ledger, witness
 
             require_whole_ledger(opened, loaded, None)
@@ -160,6 +174,7 @@ def recover(
         typer.Option("--accept", help="Vouch that every output that is missing was adopted; noted for ever."),
     ] = False,
     jobs: Annotated[int, typer.Option(help="Threads for merging.")] = 2,
+    insecure_permissions: INSECURE = False,
     as_json: AsJson = False,
 ) -> None:
     """Finish what was charged and not finished, with the same draw; or count what a restored ledger has lost.
@@ -171,7 +186,7 @@ def recover(
 
     Example: `dpmerge ledger recover examples/mnist`
     """
-    with one_line_errors("what is not finished stays pending"), _opened(where, ledger) as opened:
+    with one_line_errors("what is not finished stays pending"), _opened(where, ledger, insecure_permissions) as opened:
         if abandon:
             done = _given_up(opened, abandon)
         elif adopt or accept:
@@ -179,15 +194,15 @@ def recover(
         elif (doubt := _doubt(opened, where)) is not None:
             raise LedgerError(doubt)
         else:
-            done = _finished(opened, where, jobs)
-    problems = any(line["outcome"].startswith("still pending") for line in done)
+            done = _finished(opened, where, jobs, insecure_permissions)
+    problems = any(line["outcome"].startswith(("still pending", "finished:")) for line in done)
     if as_json:
         print_json(done)
     else:
         for line in done:
-            typer.echo(" ".join(str(line[name]) for name in ("release", "out", "outcome") if name in line))
+            say(" ".join(str(line[name]) for name in ("release", "out", "outcome") if name in line))
         if not done:
-            typer.echo("Nothing is pending.")
+            say("Nothing is pending.")
     if problems:
         raise typer.Exit(2)
 
@@ -222,24 +237,34 @@ def _counted_again(
     return done
 
 
-def _finished(opened: Ledger, where: Path | None, jobs: int) -> list[dict[str, Any]]:
+def _finished(opened: Ledger, where: Path | None, jobs: int, insecure: bool) -> list[dict[str, Any]]:
     from dpmerge.releasing import recovery
 
     done = []
     with bytes_shown("merging") as progress:
-        for each in recovery.recover(opened, moved_to=where, jobs=jobs, progress=progress):
-            outcome = "finished" if each.problem is None else f"still pending: {each.problem}"
+        for each in recovery.recover(
+            opened,
+            moved_to=where,
+            jobs=jobs,
+            progress=progress,
+            passphrase=asked_passphrase,
+            insecure_permissions=insecure,
+        ):
+            outcome = "still pending" if each.pending else "finished"
+            outcome += "" if each.problem is None else f": {each.problem}"
             done.append({"release": each.release_id, "out": each.out, "outcome": outcome})
     return done
 
 
 @app.command()
-def verify(where: WHERE = None, ledger: LEDGER = None, as_json: AsJson = False) -> None:
+def verify(
+    where: WHERE = None, ledger: LEDGER = None, insecure_permissions: INSECURE = False, as_json: AsJson = False
+) -> None:
     """Walk the chain and count every cost again; exit code 1 names the first entry that does not hold.
 
     Example: `dpmerge ledger verify examples/mnist`
     """
-    with one_line_errors(), _opened(where, ledger) as opened:
+    with one_line_errors(), _opened(where, ledger, insecure_permissions) as opened:
         verdict = opened.verify()
         doubt = _doubt(opened, where)
     if as_json:
@@ -247,9 +272,9 @@ def verify(where: WHERE = None, ledger: LEDGER = None, as_json: AsJson = False) 
     elif verdict.ok and doubt is not None:
         _warn(doubt)
     elif verdict.ok:
-        typer.echo(f"{verdict.count} entries, each sealed to the one before; every cost comes out as charged")
+        say(f"{verdict.count} entries, each sealed to the one before; every cost comes out as charged")
     else:
-        typer.echo(f"entry {verdict.broken}: {verdict.why}", err=True)
+        say(f"entry {verdict.broken}: {verdict.why}", err=True)
     if not verdict.ok or doubt is not None:
         raise typer.Exit(1)
 
@@ -259,12 +284,13 @@ def export(
     where: WHERE = None,
     ledger: LEDGER = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="A file; default: standard output.")] = None,
+    insecure_permissions: INSECURE = False,
 ) -> None:
     """Every entry as JSON. Not for release: it names runs that nobody has seen.
 
     Example: `dpmerge ledger export examples/mnist -o ledger.json`
     """
-    with one_line_errors(), _opened(where, ledger) as opened:
+    with one_line_errors(), _opened(where, ledger, insecure_permissions) as opened:
         document = opened.export()
         if output is None:
             print_json(document)
@@ -274,7 +300,7 @@ def export(
         from dpmerge.portfolio.manifest import write_atomically
 
         try:
-            write_atomically(output, (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode())
+            write_atomically(output, (json.dumps(document, indent=1) + "\n").encode())
         except OSError as error:
             found = f"{output} ({error.strerror})"
             raise InvalidInput("output", str(output), "a file that can be written", found=found) from None
@@ -298,16 +324,16 @@ def _doubt(opened: Ledger, where: Path | None) -> str | None:
 
 def _warn(doubt: str | None) -> None:
     if doubt is not None:
-        typer.echo(f"warning: {' '.join(doubt.split())}", err=True)
+        say(f"warning: {' '.join(doubt.split())}", err=True)
 
 
-def _opened(where: Path | None, ledger: str | None) -> Ledger:
+def _opened(where: Path | None, ledger: str | None, insecure_permissions: bool) -> Ledger:
     from dpmerge.ledger.ledger import Ledger
 
     place = ledger_place(where, ledger)
     if isinstance(place, Path) and not place.exists():
         raise LedgerError(f"{place}: there is no ledger; accepted: one in which something was released or capped")
-    return Ledger.open(place, create=False)
+    return Ledger.open(place, create=False, insecure_permissions=insecure_permissions)
 
 
 def _document(standing: Standing) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dpmerge.cli.terminal import AsJson, one_line_errors, print_json, wide_console
+from dpmerge.cli.terminal import AsJson, one_line_errors, print_json, say, wide_console
 
 if TYPE_CHECKING:
     from dpmerge.portfolio.manifest import Manifest
@@ -242,7 +242,7 @@ def _ask(answers: dict[str, Any]) -> None:
         try:
             answers[question.name] = checked(question, str(typer.prompt(question.words + choices)).strip())
         except InvalidInput as error:
-            typer.echo(f"{error}", err=True)
+            say(f"{error}", err=True)
 
 
 def _write(manifest: Manifest, out: Path, delta: float, as_json: bool) -> None:

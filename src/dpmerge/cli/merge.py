@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from hashlib import sha256
@@ -10,8 +12,18 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from dpmerge.cli.options import ALLOW, LEDGER, PORTFOLIO, ledger_place, loaded_portfolio, numbers, require_jobs
-from dpmerge.cli.terminal import AsJson, bytes_shown, one_line_errors, print_json, wide_console
+from dpmerge.cli.options import (
+    ALLOW,
+    INSECURE,
+    LEDGER,
+    PORTFOLIO,
+    asked_passphrase,
+    ledger_place,
+    loaded_portfolio,
+    numbers,
+    require_jobs,
+)
+from dpmerge.cli.terminal import AsJson, bytes_shown, one_line_errors, print_json, say, wide_console
 from dpmerge.errors import InvalidInput, NoGuarantee, TargetOutOfReach
 
 if TYPE_CHECKING:
@@ -19,6 +31,9 @@ if TYPE_CHECKING:
     from dpmerge.planning.planned import Planned
     from dpmerge.planning.target import Guarantee
     from dpmerge.portfolio.portfolio import Portfolio
+
+LONGEST_WORDS = 500
+"""Characters of what was asked for that are written down with a charge."""
 
 WORTH_A_HINT = 0.9
 """The share of the noise that a final release must leave for it to be mentioned."""
@@ -74,6 +89,7 @@ def merge(
     ] = False,
     jobs: Annotated[int, typer.Option(help="Threads that read, add up, hash and write.")] = 2,
     allow: ALLOW = None,
+    insecure_permissions: INSECURE = False,
     as_json: AsJson = False,
 ) -> None:
     """Make a model that meets (ε, δ), with a certificate of it.
@@ -83,13 +99,14 @@ def merge(
     has been charged and did not get finished is finished by `dpmerge ledger recover`.
 
     Without `--final` the release is priced so that others may follow it (as a joint release). Exit code 1: nothing
-    meets the target, or the cap on this data is reached; then nothing is charged and nothing written.
+    meets the target, or the cap on this data is reached; then nothing is charged and nothing written. Exit code 2: bad
+    input, or a failure; if something was charged by then, a note says so.
 
     Example: `dpmerge merge examples/mnist --epsilon 0.8 --delta 1e-5 -o merged`
     """
     with one_line_errors(INTERRUPTED):
         from dpmerge.releasing.again import asked_before
-        from dpmerge.releasing.release import release
+        from dpmerge.releasing.release import noting, release
 
         require_jobs(jobs)
         loaded = loaded_portfolio(portfolio, headers_only=True, allow=allow)
@@ -107,9 +124,21 @@ def merge(
             theorem=theorem,
             final=final or None,
         )
-        planned = asked_before(loaded, place, request_key, asked)
+        planned = asked_before(loaded, place, request_key, asked, insecure_permissions)
         if planned is None:
-            planned = _planned(loaded, epsilon, delta, plan_file, weights, method, objective, theorem, final, place)
+            planned = _planned(
+                loaded,
+                epsilon,
+                delta,
+                plan_file,
+                weights,
+                method,
+                objective,
+                theorem,
+                final,
+                place,
+                insecure_permissions,
+            )
             planned = replace(planned, asked=asked)
         shown = None
         if audit:
@@ -132,15 +161,19 @@ def merge(
                 audit=shown,
                 jobs=jobs,
                 progress=progress,
+                passphrase=asked_passphrase,
+                insecure_permissions=insecure_permissions,
             )
-        if audit and made.already:
-            typer.echo("note: not audited again; it is what was released before", err=True)
-        if as_json:
-            print_json(made.document())
-            return
-        from dpmerge.releasing.release_table import print_release
+        with noting(f"release {made.release_id} is out, in {output}: it is charged and complete", output):
+            if audit and made.already:
+                say("note: not audited again; it is what was released before", err=True)
+            if as_json:
+                print_json(made.document())
+            else:
+                from dpmerge.releasing.release_table import print_release
 
-        print_release(made, wide_console())
+                print_release(made, wide_console())
+            sys.stdout.flush()
 
 
 def _asked(**options: object) -> dict[str, str]:
@@ -150,7 +183,13 @@ def _asked(**options: object) -> dict[str, str]:
         from dpmerge.documents import read_bytes
 
         given["plan"] = sha256(read_bytes(file)).hexdigest()
-    return {name: str(value) for name, value in given.items()}
+    words = {name: str(value) for name, value in given.items()}
+    # Written down as one line of text; what is longer, or none, is known by its digest.
+    return {name: text if _fits(text) else sha256(os.fsencode(text)).hexdigest() for name, text in words.items()}
+
+
+def _fits(text: str) -> bool:
+    return len(text) <= LONGEST_WORDS and text.isprintable()
 
 
 def _planned(
@@ -164,6 +203,7 @@ def _planned(
     theorem: str | None,
     final: bool,
     ledger: str | Path,
+    insecure_permissions: bool,
 ) -> Planned:
     """What is to be made, from whichever of the three ways of saying it was used."""
     from dpmerge.certificate.figures import down
@@ -194,7 +234,7 @@ def _planned(
     rule: Literal["noise", "saturate"] = "saturate" if objective == "saturate" else "noise"
     from dpmerge.releasing.available import available
 
-    left = available(portfolio, ledger, final=final, delta=delta)
+    left = available(portfolio, ledger, final=final, delta=delta, insecure_permissions=insecure_permissions)
     _note_left_out(portfolio, left, final)
     try:
         wanted = plan(
@@ -231,7 +271,7 @@ def _note_left_out(whole: Portfolio, left: Portfolio, final: bool) -> None:
     gone = [run.id for run in whole.runs if kept.get(run.id, 0) < len(run.checkpoints)]
     if gone:
         why = "released from before, locked, or beyond the ceiling" if final else "locked, or beyond the ceiling"
-        typer.echo(f"note: planned without {', '.join(gone)} ({why}; `dpmerge ledger show` says which)", err=True)
+        say(f"note: planned without {', '.join(gone)} ({why}; `dpmerge ledger show` says which)", err=True)
 
 
 def _hint_at_final(lasting: Plan, objective: Literal["noise", "saturate"]) -> None:
@@ -244,7 +284,7 @@ def _hint_at_final(lasting: Plan, objective: Literal["noise", "saturate"]) -> No
     ours, theirs = lasting.noise_to_signal, best.noise_to_signal
     if best.is_final and ours and theirs is not None and theirs < WORTH_A_HINT * ours:
         less = 1 - theirs / ours
-        typer.echo(
+        say(
             f"note: as the last release of its runs (--final) this would carry {less:.0%} less noise; a run that was "
             "released from before cannot be in one",
             err=True,

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable
 from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dpmerge.errors import InvalidInput
+from dpmerge.errors import InvalidInput, printable
 
 if TYPE_CHECKING:
     from dpmerge.portfolio.portfolio import Portfolio
+
+PASSPHRASE = "DPMERGE_KEY_PASSPHRASE"  # noqa: S105  (where it is, not what it is)
 
 PORTFOLIO = Annotated[
     Path, typer.Argument(metavar="PORTFOLIO", help="A folder of runs, one run's folder, or a portfolio.yaml.")
@@ -42,6 +46,15 @@ LEDGER = Annotated[
 ]
 HEADERS_ONLY = Annotated[
     bool, typer.Option("--headers-only", help="Do not read the weights: faster, but digests are not checked.")
+]
+
+
+INSECURE = Annotated[
+    bool,
+    typer.Option(
+        "--insecure-permissions",
+        help="Go on although others may read the private key or the salt, or write the ledger.",
+    ),
 ]
 
 
@@ -78,6 +91,20 @@ def ledger_place(portfolio: Path | None, ledger: str | None) -> str | Path:
     if portfolio is None:
         raise InvalidInput("ledger", None, "a portfolio, or --ledger FILE|URL", found="neither")
     return (portfolio.parent if portfolio.suffix in (".yaml", ".yml") else portfolio) / LEDGER_NAME
+
+
+def asked_passphrase(key: Path) -> str:
+    """The passphrase of a key: from DPMERGE_KEY_PASSPHRASE, or asked for at a terminal, once."""
+    if (given := os.environ.get(PASSPHRASE)) is not None:
+        return given
+    if not sys.stdin.isatty():
+        raise InvalidInput("key", str(key), f"its passphrase, in {PASSPHRASE} or at a terminal", found="no passphrase")
+    return _typed_passphrase(key)
+
+
+@cache
+def _typed_passphrase(key: Path) -> str:
+    return str(typer.prompt(f"Passphrase of {printable(str(key))}", hide_input=True, err=True))
 
 
 def require_jobs(jobs: int) -> None:

@@ -22,7 +22,7 @@ from dpmerge.cli.options import (
     threads,
     to_go_on,
 )
-from dpmerge.cli.terminal import AsJson, one_line_errors, print_json, wide_console
+from dpmerge.cli.terminal import AsJson, one_line_errors, print_json, say, wide_console
 from dpmerge.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def plan(
 
         print_plan(result, suggestions(result), wide_console())
     if output is not None:
-        typer.echo(f"\nSaved to {output}.")
+        say("", f"Saved to {output}.")
 
 
 def _objective(

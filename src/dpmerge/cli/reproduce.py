@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dpmerge.cli.terminal import one_line_errors, print_json, wide_console
+from dpmerge.cli.terminal import one_line_errors, print_json, say, wide_console
 from dpmerge.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def reproduce(
                 preset=preset_named(preset),
                 images=ImageFolder(data),
                 seed=seed,
-                tell=lambda line: typer.echo(line, err=True),
+                tell=lambda line: say(line, err=True),
             )
         documents = []
         for results in found:
@@ -92,7 +92,7 @@ def reproduce(
     if as_json:
         print_json(documents)
     else:
-        typer.echo(f"Wrote {output / 'reproduction.md'}")
+        say(f"Wrote {output / 'reproduction.md'}")
 
 
 def _print(results: Results, output: Path) -> None:
@@ -110,4 +110,4 @@ def _print(results: Results, output: Path) -> None:
     for statement in made.statements(results.numbers):
         table.add_row(*(Text(cell) for cell in (statement.verdict, statement.claim, statement.measured)))
     wide_console().print(table)
-    typer.echo(f"Wrote {output / 'reproduction' / results.experiment}")
+    say(f"Wrote {output / 'reproduction' / results.experiment}")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dpmerge.cli.options import LEDGER, require_jobs
-from dpmerge.cli.terminal import AsJson, one_line_errors, print_json, wide_console
+from dpmerge.cli.options import INSECURE, LEDGER, PASSPHRASE, require_jobs
+from dpmerge.cli.terminal import AsJson, one_line_errors, print_json, say, wide_console
+from dpmerge.errors import InvalidInput, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,7 +25,12 @@ def verify(
     portfolio: Annotated[
         Path | None, typer.Option(help="What it was made from: opens the commitments, compares the manifests.")
     ] = None,
-    key: Annotated[Path | None, typer.Option(help="The public key it must be signed with.")] = None,
+    key: Annotated[
+        list[Path] | None, typer.Option(help="A public key it may be signed with; again for each, one is enough.")
+    ] = None,
+    trusted_keys: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A list of such keys, with the times they are trusted in.")
+    ] = None,
     rebuild: Annotated[bool, typer.Option("--rebuild", help="Merge again and compare the bytes.")] = False,
     ledger: LEDGER = None,
     allow_extra: Annotated[
@@ -30,6 +38,7 @@ def verify(
         typer.Option(metavar="NAME", help="A file or folder in OUT that the certificate need not cover; repeatable."),
     ] = None,
     jobs: Annotated[int, typer.Option(help="Threads for merging again.")] = 2,
+    insecure_permissions: INSECURE = False,
     as_json: AsJson = False,
 ) -> None:
     """Is this model what its certificate says, and does the guarantee follow?
@@ -53,11 +62,13 @@ def verify(
         result = check(
             output,
             portfolio=portfolio,
-            key=key,
+            key=key or None,
+            trusted_keys=trusted_keys,
             ledger=ledger,
             rebuild=rebuild,
             allow_extra=allow_extra or (),
             jobs=jobs,
+            insecure_permissions=insecure_permissions,
         )
     if as_json:
         print_json(result.document())
@@ -76,7 +87,7 @@ def _print(result: Verification, console: Console) -> None:
         mark, style = marks[check.passed]
         console.print(Text(f"{mark} {check.name}", style=style))
         for reason in check.found:
-            console.print(Padding(Text(reason), (0, 0, 0, 4)))
+            console.print(Padding(Text(printable(reason)), (0, 0, 0, 4)))
     if not result.verified:
         count = len(result.problems)
         console.print(Text(f"\nNOT VERIFIED: {count} reason{'' if count == 1 else 's'}, above.", style="bold red"))
@@ -105,20 +116,33 @@ def _print(result: Verification, console: Console) -> None:
 
 def keygen(
     output: Annotated[Path, typer.Option("-o", "--output", help="Where the private key goes; FILE.pub is beside it.")],
+    passphrase: Annotated[
+        bool,
+        typer.Option("--passphrase", help=f"Lock the private key with one: from {PASSPHRASE}, or asked for."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Make a key pair (ed25519) to sign certificates with.
 
     The private key is for `dpmerge merge --key`, and for nobody else; the public one, FILE.pub, is for everybody who
-    wants to check with `dpmerge verify --key`. No file is ever overwritten.
+    wants to check with `dpmerge verify --key`. No file is ever overwritten. A key with a passphrase asks for it when it
+    signs, or takes it from DPMERGE_KEY_PASSPHRASE.
 
     Example: `dpmerge keygen -o signing-key.pem`
     """
     with one_line_errors():
         from dpmerge.certificate.keys import generate
 
-        public, identity = generate(output)
+        public, identity = generate(output, _new_passphrase() if passphrase else None)
         if as_json:
             print_json({"private": str(output), "public": str(public), "keyid": identity})
             return
-    typer.echo(f"Private key: {output} (keep it to yourself)\nPublic key:  {public}\nKey id:      {identity}")
+    say(f"Private key: {output} (keep it to yourself)", f"Public key:  {public}", f"Key id:      {identity}")
+
+
+def _new_passphrase() -> str:
+    if (given := os.environ.get(PASSPHRASE)) is not None:
+        return given
+    if not sys.stdin.isatty():
+        raise InvalidInput("passphrase", None, f"{PASSPHRASE}, or a terminal to ask at", found="neither")
+    return str(typer.prompt("Passphrase", hide_input=True, confirmation_prompt=True, err=True))

@@ -18,6 +18,7 @@ from typing import Any, Protocol, SupportsFloat, runtime_checkable
 
 import numpy as np
 
+from dpmerge.documents import open_regular
 from dpmerge.errors import InvalidInput
 from dpmerge.evaluation.linear_classifier import LinearClassifier
 from dpmerge.evaluation.merged_model import Tensors
@@ -104,7 +105,7 @@ def load_evaluator(spec: str) -> Evaluator:
 def _linear(spec: str, path: Path) -> LinearClassifier:
     accepted = "linear:PATH.npz with arrays features [examples, features] of floats and labels [examples] of integers"
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             arrays = np.load(file, allow_pickle=False)
             if not isinstance(arrays, np.lib.npyio.NpzFile):
                 raise InvalidInput("evaluator", spec, accepted, found=f"{path}, which is no npz file")

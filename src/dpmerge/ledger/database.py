@@ -46,8 +46,9 @@ class Database:
         create: bool = True,
         patience: float = PATIENCE,
         migrations: Sequence[Migration] = MIGRATIONS,
+        insecure_permissions: bool = False,
     ) -> Database:
-        url = address(where, create=create)
+        url = address(where, create=create, insecure_permissions=insecure_permissions)
         local = url.get_backend_name() == "sqlite"
         # A connection for each transaction: nothing is shared after a fork, and no file stays open.
         if local:

@@ -45,9 +45,19 @@ class Ledger:
         self._state = State(self.id)
 
     @classmethod
-    def open(cls, where: str | Path, *, create: bool = True, patience: float = PATIENCE) -> Ledger:
-        """At a path, sqlite:///… or postgresql://…; made if it is not there, unless `create` is False."""
-        return cls(Database.open(where, create=create, patience=patience))
+    def open(
+        cls,
+        where: str | Path,
+        *,
+        create: bool = True,
+        patience: float = PATIENCE,
+        insecure_permissions: bool = False,
+    ) -> Ledger:
+        """At a path, sqlite:///… or postgresql://…; made if it is not there, unless `create` is False.
+
+        A file that everybody may write to is refused, unless `insecure_permissions`.
+        """
+        return cls(Database.open(where, create=create, patience=patience, insecure_permissions=insecure_permissions))
 
     @property
     def where(self) -> str:
@@ -257,6 +267,11 @@ class Ledger:
         others = [other.book for other in state.books.values() if other.book != book]
         found = state.books.get(book.id) or BookState.of(book)
         return standing(found, delta, others)
+
+    def is_capped(self, book: Book) -> bool:
+        """Whether something was promised about everything that ever leaves of a book."""
+        state = self._read().books.get(book.id)
+        return state is not None and state.cap is not None
 
     def head(self) -> tuple[int, str]:
         """Number and hash of the last entry."""

@@ -2,7 +2,7 @@
 
 Guarantees: a file is readable by its owner only before anything is in it; passwords of addresses are never shown.
 Refuses (LedgerError): network file systems, whose locks cannot be trusted; unknown schemes; a missing driver; a
-missing file unless it may be made.
+missing file unless it may be made; a file, or a folder, that everybody may write to.
 """
 
 from __future__ import annotations
@@ -17,19 +17,23 @@ from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from dpmerge.errors import LedgerError
+from dpmerge.permissions import LEDGER, replaceable, too_open
 
 NETWORK = frozenset(
     ["nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ncpfs", "ceph", "lustre", "glusterfs", "beegfs", "gpfs", "davfs"]
 )
 NETWORK_IN_USER_SPACE = frozenset(["sshfs", "s3fs", "rclone", "gcsfuse", "glusterfs", "ceph", "davfs", "davfs2"])
+_BESIDE = ("-journal", "-wal", "-shm")
+"""What SQLite looks for beside its file, and opens without asking what it is."""
+
 ACCEPTED = "a path, sqlite:///path or postgresql://user@host/database"
 
 
-def address(where: str | Path, *, create: bool) -> URL:
+def address(where: str | Path, *, create: bool, insecure_permissions: bool = False) -> URL:
     """The address for the database driver; a file that is to be made is made, empty, for its owner only."""
     text = str(where)
     if isinstance(where, Path) or "://" not in text:
-        return _file(Path(where), create=create)
+        return _file(Path(where), create=create, insecure=insecure_permissions)
     scheme = text.split("://", 1)[0]
     try:
         url = make_url(text)
@@ -40,7 +44,7 @@ def address(where: str | Path, *, create: bool) -> URL:
     if scheme == "sqlite":
         if not url.database or url.database == ":memory:":
             raise LedgerError("ledger: got a database in memory, which would be forgotten; accepted: sqlite:///path")
-        return _file(Path(url.database), create=create)
+        return _file(Path(url.database), create=create, insecure=insecure_permissions)
     if scheme not in ("postgresql", "postgresql+psycopg"):
         raise LedgerError(f"ledger: got scheme {scheme!r}; accepted: {ACCEPTED}")
     if find_spec("psycopg") is None:
@@ -48,9 +52,11 @@ def address(where: str | Path, *, create: bool) -> URL:
     return url.set(drivername="postgresql+psycopg")
 
 
-def _file(path: Path, *, create: bool) -> URL:
+def _file(path: Path, *, create: bool, insecure: bool) -> URL:
     # Absolute from the start: a later change of folder must not lead to another ledger.
     path = Path(os.path.abspath(path))
+    if any("\ud800" <= letter <= "\udfff" for letter in str(path)):
+        raise LedgerError(f"{path}: is no UTF-8, and a ledger's place is written down; accepted: a path in UTF-8")
     kind = file_system(path) or ""
     if kind in NETWORK or kind.removeprefix("fuse.") in NETWORK_IN_USER_SPACE:
         raise LedgerError(
@@ -58,13 +64,13 @@ def _file(path: Path, *, create: bool) -> URL:
             "or postgresql://…"
         )
     try:
-        _own(path, create=create)
+        _own(path, create=create, insecure=insecure)
     except OSError as error:
         raise LedgerError(f"{path}: cannot be opened as a ledger ({error.strerror or error})") from None
     return URL.create("sqlite", database=str(path))
 
 
-def _own(path: Path, *, create: bool) -> None:
+def _own(path: Path, *, create: bool, insecure: bool) -> None:
     """Make the file, or see that it is one, for its owner only: it names unreleased runs."""
     if create:
         with suppress(FileExistsError):
@@ -75,7 +81,14 @@ def _own(path: Path, *, create: bool) -> None:
         raise LedgerError(f"{path}: there is no ledger; accepted: the path of one") from None
     if not stat.S_ISREG(found.st_mode):
         raise LedgerError(f"{path}: is not a file; accepted: {ACCEPTED}")
-    if stat.S_IMODE(found.st_mode) & 0o077 and found.st_uid == os.geteuid():
+    for beside in (path.with_name(path.name + suffix) for suffix in _BESIDE):
+        with suppress(FileNotFoundError):  # a journal comes and goes
+            if stat.S_ISREG(beside.lstat().st_mode):
+                continue
+            raise LedgerError(f"{beside}: is not a file, and the database would wait for it; accepted: to remove it")
+    if not insecure and (open_to := too_open(path, LEDGER) or replaceable(path)) is not None:
+        raise LedgerError(f"ledger: got {open_to}; accepted: one that not everybody can write or replace")
+    if stat.S_IMODE(found.st_mode) & 0o077 and found.st_uid == os.geteuid() and not insecure:
         path.chmod(stat.S_IMODE(found.st_mode) & 0o700)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from dpmerge.documents import LARGEST_SMALL_FILE as LARGEST
 from dpmerge.documents import is_file, read_bytes
 from dpmerge.merging.writing import WrittenFile, write_small
 from dpmerge.portfolio.manifest import MANIFEST_NAME
@@ -24,9 +25,6 @@ COPIED = (
     "preprocessor_config.json", "processor_config.json", "chat_template.jinja", "chat_template.json",
     ADAPTER_CONFIG,
 )  # fmt: skip
-
-LARGEST = 64_000_000
-"""Bytes. The largest tokenizers have about 30 MB."""
 
 
 def copy_small_files(

@@ -15,7 +15,7 @@ from pathlib import Path
 from dpmerge.errors import TensorMismatch
 from dpmerge.merging.adapters import concatenate, require_one_scaling
 from dpmerge.merging.recipe_files import Adapters, donor_of, trained_by
-from dpmerge.merging.sources import file_digest, require_digest
+from dpmerge.merging.sources import require_digest
 from dpmerge.merging.stretches import require_mergeable, require_noise_everywhere
 from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.portfolio.recipe import Recipe
@@ -59,11 +59,17 @@ def _require_frozen(run: Run, checkpoints: Sequence[SavedCheckpoint]) -> None:
 
 
 def require_recorded(checkpoints: Iterable[SavedCheckpoint], jobs: int = 2) -> None:
-    """Refuse before a draw what could fail after it: a candidate that cannot be made would never be drawn."""
-    files = [(checkpoint, path) for checkpoint in checkpoints for path in checkpoint.files if is_weights(path)]
+    """Refuse before a charge what could fail after it: files that are not what was recorded, values not finite.
+
+    Of a draw, a candidate that cannot be made would never be drawn; for a final release, and under a cap, what was
+    charged for a checkpoint that has rotted is lost. Every byte is read.
+    """
+    files = [(checkpoint, path) for checkpoint in checkpoints for path in checkpoint.files]
 
     def check(each: tuple[SavedCheckpoint, Path]) -> None:
-        require_digest(each[0], each[1], file_digest(each[1])[0])
+        checkpoint, path = each
+        slots = read_header(path) if is_weights(path) else ()
+        require_digest(checkpoint, path, read_contents(path, slots, each=False).sha256)
 
     with ThreadPoolExecutor(jobs, thread_name_prefix="hash") as pool:
         list(pool.map(check, files))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpmerge.documents import strict_json
+from dpmerge.documents import regular_descriptor, strict_json
 from dpmerge.errors import BadCheckpoint, DigestMismatch
 from dpmerge.merging.turnstile import Turnstile
 from dpmerge.portfolio.runs import SavedCheckpoint, is_weights
@@ -149,7 +149,7 @@ def reads_in_order(checkpoint: SavedCheckpoint, order: Sequence[str]) -> bool:
 
 def opened(path: Path) -> int:
     try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return regular_descriptor(path)
     except OSError as error:
         raise _unreadable(path, error) from None
 

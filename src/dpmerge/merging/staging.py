@@ -18,6 +18,7 @@ import secrets
 import shutil
 import stat
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -102,14 +103,24 @@ class StagedFolder:
             path.chmod(0o700)
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             # Between the two lines another process may take the folder for a dead one's, and remove it.
-            if _locked(descriptor) and _is_at(path, descriptor):
-                self._descriptor, self.path = descriptor, path
-            else:
-                os.close(descriptor)
+            try:
+                if _locked(descriptor) and _is_at(path, descriptor):
+                    self._descriptor, self.path = descriptor, path
+            except OSError:
+                shutil.rmtree(path, ignore_errors=True)
+                raise
+            finally:
+                if self._descriptor is None:
+                    os.close(descriptor)
 
     def _resume(self, path: Path) -> None:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        if not _locked(descriptor):
+        try:
+            ours = _locked(descriptor)
+        except OSError:
+            os.close(descriptor)
+            raise
+        if not ours:
             os.close(descriptor)
             raise CannotWrite(str(self.target), None, "a folder nobody is writing to", found=f"{path.name}, in use")
         self._made().rmdir()
@@ -184,18 +195,16 @@ def staged_for(target: Path) -> Iterator[Path]:
 
 def remove_leftovers(target: Path) -> tuple[Path, ...]:
     """Remove what merges for the same target left when they were killed; those that still run hold their lock."""
-    removed = []
-    for path in staged_for(target):
-        try:
+    removed: list[Path] = []
+    with suppress(OSError):  # what cannot be removed now is removed another time
+        for path in staged_for(target):
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:
-            continue
-        try:
-            if _locked(descriptor):
-                shutil.rmtree(path, ignore_errors=True)
-                removed.append(path)
-        finally:
-            os.close(descriptor)
+            try:
+                if _locked(descriptor):
+                    shutil.rmtree(path, ignore_errors=True)
+                    removed.append(path)
+            finally:
+                os.close(descriptor)
     return tuple(removed)
 
 
@@ -213,9 +222,10 @@ def exchange(one: Path, other: Path) -> bool:
 
 
 def _locked(descriptor: int) -> bool:
+    """Whether it is ours now, and not somebody else's."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         return False
     return True
 
@@ -245,6 +255,14 @@ def _present(target: Path) -> CannotWrite:
     return CannotWrite(str(target), target, accepted, found="a folder that is not empty")
 
 
+def no_locks(target: Path, error: OSError) -> CannotWrite:
+    """A file system that has no locks, or none left: whether somebody else writes there cannot be known."""
+    accepted = "a place on a disk whose file system locks files (a local one; on NFS its lock service must run)"
+    return CannotWrite(str(target), target, accepted, found=f"an error while locking: {error.strerror or error}")
+
+
 def _failed(target: Path, error: OSError) -> CannotWrite:
+    if error.errno in (errno.ENOLCK, errno.EOPNOTSUPP):
+        return no_locks(target, error)
     accepted = "a place that can be written to"
     return CannotWrite(str(target), target, accepted, found=f"an error: {error.strerror or error}")

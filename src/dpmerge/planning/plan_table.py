@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dpmerge.account.table import shown
+from dpmerge.console import PlainConsole
 from dpmerge.planning.advice import Suggestion, suggestions
 from dpmerge.planning.candidates import Candidate
 from dpmerge.planning.plan import Plan
@@ -31,7 +32,7 @@ THEOREM_WORDS = {
 def explained(plan: Plan, width: int = 80) -> str:
     """The explanation as text."""
     printed = io.StringIO()
-    print_plan(plan, suggestions(plan), Console(file=printed, width=width, force_jupyter=False))
+    print_plan(plan, suggestions(plan), PlainConsole(file=printed, width=width))
     return "\n".join(line.rstrip() for line in printed.getvalue().splitlines())
 
 

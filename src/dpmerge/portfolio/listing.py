@@ -89,18 +89,25 @@ class _PlainLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def read_listing(file: Path) -> Listing:
+def read_yaml(file: Path, name: str) -> Any:
+    """What a small YAML file says."""
+    text = read_bytes(file, LARGEST_LISTING, "a readable YAML file")
     try:
-        text = read_bytes(file, LARGEST_LISTING, "a readable YAML file")
         # A SafeLoader, narrowed further.
-        content = yaml.load(text, Loader=_PlainLoader)  # noqa: S506
-        listing = validated(Listing, content, "portfolio")
-    except InvalidInput as error:
-        raise BadManifest.of(file, error) from None
+        return yaml.load(text, Loader=_PlainLoader)  # noqa: S506
+    except InvalidInput:
+        raise
     except (yaml.YAMLError, ValueError, RecursionError, TypeError, LookupError, AttributeError) as error:
         # What a scalar with a tag of the wrong kind raises is up to PyYAML's constructors.
         reason = " ".join(str(error).split())[:120]
-        raise BadManifest(file, "portfolio", None, "one YAML object", found=f"broken YAML ({reason})") from None
+        raise InvalidInput(name, None, "one YAML object", found=f"broken YAML ({reason})") from None
+
+
+def read_listing(file: Path) -> Listing:
+    try:
+        listing = validated(Listing, read_yaml(file, "portfolio"), "portfolio")
+    except InvalidInput as error:
+        raise BadManifest.of(file, error) from None
     for place, name in enumerate(listing.runs):
         require_plain_path(file, f"runs[{place}]", name)
         if not is_file(file.parent / name / MANIFEST_NAME):

@@ -3,7 +3,7 @@
 Guarantees: what is accepted is complete for its kind, consistent with itself and inside every domain; a file is
 replaced atomically or not at all.
 Refuses: unknown or duplicate fields, more than 10 MB, a dataset named by a digest, sizes that the adjacency makes
-private, file names that lead elsewhere, checkpoints out of order.
+private, file names that lead elsewhere, checkpoints out of order, names that show something else than they say.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import os
 import re
 import secrets
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from dpmerge.documents import LARGEST_DOCUMENT, Strict, read_bytes, strict_json, validated
+from dpmerge.documents import LARGEST_DOCUMENT, Strict, read_bytes, require_seen, strict_json, validated
 from dpmerge.errors import BadManifest, InvalidInput, PortfolioError, UnsafePath
 from dpmerge.portfolio.facts import MECHANISM_KINDS, AnyText, DpSgdFacts, MechanismFacts, Text
 from dpmerge.portfolio.samples import StartSample
@@ -168,6 +169,8 @@ class Manifest(Strict):
 
     @model_validator(mode="after")
     def _consistent(self) -> Manifest:
+        # Names of files have a rule of their own, `require_plain_path`, which is stricter.
+        require_seen(self.model_dump(by_alias=True, exclude={"checkpoints": {"__all__": {"files"}}}))
         if self.dataset.size is not None and self.adjacency == "add_remove":
             accepted = "left out under add_remove, which makes the number of records private"
             raise InvalidInput("dataset.size", self.dataset.size, accepted)
@@ -300,7 +303,8 @@ def write_atomically(path: Path, content: bytes) -> None:
             os.fsync(file.fileno())
         beside.replace(path)
     except BaseException:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):  # it would hide what went wrong
+            beside.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
 

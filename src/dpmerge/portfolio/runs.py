@@ -219,10 +219,10 @@ def _require_tied(manifest: Manifest, checkpoint: SavedCheckpoint) -> None:
         for name in others:
             path, other = checkpoint.tensors[name]
             accepted = f"what {first} has, since tensors.tied[{place}] says that they are one weight"
-            for field in ("dtype", "shape"):
-                if getattr(other, field) != getattr(slot, field):
-                    found = f"{getattr(other, field)}, where {first} has {getattr(slot, field)}"
-                    raise TensorMismatch(path, f"{name}.{field}", None, accepted, found=found)
+            for kind in ("dtype", "shape"):
+                if getattr(other, kind) != getattr(slot, kind):
+                    found = f"{getattr(other, kind)}, where {first} has {getattr(slot, kind)}"
+                    raise TensorMismatch(path, f"{name}.{kind}", None, accepted, found=found)
             if checkpoint.digests is not None and checkpoint.digests[name] != checkpoint.digests[first]:
                 raise TensorMismatch(path, name, None, accepted, found=f"other values in {checkpoint.name}")
 

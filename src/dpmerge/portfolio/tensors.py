@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from dpmerge.documents import strict_json
+from dpmerge.documents import LARGEST_DOCUMENT, open_regular, strict_json
 from dpmerge.errors import BadCheckpoint, InvalidInput, PickleRefused, PortfolioError
 from dpmerge.portfolio.samples import Array, Sample, places, single
 
@@ -86,8 +87,8 @@ def refuse_pickle(file: object, field: str, name: str) -> None:
 def read_header(path: Path) -> tuple[Slot, ...]:
     """The tensors of a safetensors file, in the order of their bytes."""
     try:
-        with path.open("rb") as file:
-            return _header(path, file, path.stat().st_size)
+        with open_regular(path) as file:
+            return _header(path, file, os.fstat(file.fileno()).st_size)
     except OSError as error:
         raise BadCheckpoint(
             path, "file", path, "a readable safetensors file", found=f"an error: {error.strerror or error}"
@@ -158,38 +159,39 @@ def _counts(value: Any, most: int) -> bool:
     )
 
 
-def read_contents(path: Path, slots: Iterable[Slot]) -> Contents:
-    """One pass over the file: its digest, each tensor's digest, and no value that is not finite."""
+def read_contents(path: Path, slots: Iterable[Slot], *, each: bool = True) -> Contents:
+    """One pass over the file: its digest, each tensor's digest and sample (if `each`), no value that is not finite."""
     whole = hashlib.sha256()
     digests: dict[str, str] = {}
     samples: dict[str, Sample] = {}
     position = 0
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             for slot in slots:
                 whole.update(_exactly(path, file, slot.start - position))
-                digests[slot.name], sample = _read_tensor(path, file, slot, whole)
+                digests[slot.name], sample = _read_tensor(path, file, slot, whole, each)
                 if sample is not None:
                     samples[slot.name] = sample
                 position = slot.end
-            whole.update(rest := file.read())
+            whole.update(rest := file.read(LARGEST_DOCUMENT + 1))
     except OSError as error:
         found = f"an error: {error.strerror or error}"
         raise BadCheckpoint(path, "file", path, "a readable safetensors file", found=found) from None
     if rest and digests:
         raise _changed(path)
-    return Contents(whole.hexdigest(), digests, samples)
+    return Contents(whole.hexdigest(), digests if each else {}, samples)
 
 
-def _read_tensor(path: Path, file: BinaryIO, slot: Slot, whole: Any) -> tuple[str, Sample | None]:
+def _read_tensor(path: Path, file: BinaryIO, slot: Slot, whole: Any, each: bool) -> tuple[str, Sample | None]:
     digest = hashlib.sha256()
     left = slot.end - slot.start
-    wanted = places(math.prod(slot.shape)) if slot.dtype in _EXPONENTS else None
+    wanted = places(math.prod(slot.shape)) if each and slot.dtype in _EXPONENTS else None
     read, taken = 0, list[Array]()
     while left:
         piece = _exactly(path, file, min(left, _PIECE))
         whole.update(piece)
-        digest.update(piece)
+        if each:
+            digest.update(piece)
         if not finite(slot.dtype, piece):
             raise BadCheckpoint(path, slot.name, None, "finite values only", found="NaN or infinity")
         if wanted is not None:
@@ -214,7 +216,8 @@ def read_tensor(path: Path, slot: Slot) -> npt.NDArray[Any]:
     """One tensor's values, in an array of its own; bfloat16, which numpy lacks, as the float32 of the same value."""
     count = math.prod(slot.shape)
     try:
-        values = np.fromfile(path, dtype=_STORED_AS[slot.dtype], count=count, offset=slot.start)
+        with open_regular(path) as file:
+            values = np.fromfile(file, dtype=_STORED_AS[slot.dtype], count=count, offset=slot.start)
     except OSError as error:
         found = f"an error: {error.strerror or error}"
         raise BadCheckpoint(path, "file", path, "a readable safetensors file", found=found) from None

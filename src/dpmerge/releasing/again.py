@@ -18,12 +18,16 @@ from dpmerge.releasing.order import Order
 
 
 def asked_before(
-    portfolio: Portfolio, where: str | Path, request_key: str | None, asked: Mapping[str, str]
+    portfolio: Portfolio,
+    where: str | Path,
+    request_key: str | None,
+    asked: Mapping[str, str],
+    insecure_permissions: bool = False,
 ) -> Planned | None:
     """What was charged for this key, if it was asked for in the same words."""
     if request_key is None or (isinstance(where, Path) and not where.exists()):
         return None
-    with Ledger.open(where) as ledger:
+    with Ledger.open(where, insecure_permissions=insecure_permissions) as ledger:
         known = ledger.by_key(Book(portfolio.dataset, portfolio.unit, portfolio.adjacency.value), request_key)
     if known is None:
         return None

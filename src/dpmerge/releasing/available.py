@@ -16,11 +16,13 @@ from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.portfolio.runs import Run
 
 
-def available(portfolio: Portfolio, where: str | Path, *, final: bool, delta: float) -> Portfolio:
+def available(
+    portfolio: Portfolio, where: str | Path, *, final: bool, delta: float, insecure_permissions: bool = False
+) -> Portfolio:
     """The portfolio with what its ledger leaves of it."""
     if isinstance(where, Path) and not where.exists():
         return portfolio
-    with Ledger.open(where) as ledger:
+    with Ledger.open(where, insecure_permissions=insecure_permissions) as ledger:
         book = Book(portfolio.dataset, portfolio.unit, portfolio.adjacency.value)
         standing = ledger.standing(book, delta)
     known = {run.identity: run for run in standing.runs}

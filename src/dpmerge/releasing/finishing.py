@@ -11,8 +11,10 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from securesystemslib.signer import CryptoSigner
 
 from dpmerge.certificate.card import CARD_NAME, model_card
 from dpmerge.certificate.commitments import CertifiedFile
@@ -24,12 +26,14 @@ from dpmerge.errors import CannotWrite, InvalidInput
 from dpmerge.ledger.ledger import Ledger
 from dpmerge.ledger.request import Charged
 from dpmerge.merging.recipe_files import build
-from dpmerge.merging.staging import StagedFolder, remove_leftovers, staged_for
+from dpmerge.merging.staging import StagedFolder, no_locks, remove_leftovers, staged_for
 from dpmerge.planning.terms import CandidateTerms
 from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.releasing.order import Order
 
 Progress = Callable[[int, int], object]
+Unlock = Callable[[Path], CryptoSigner]
+"""Reads the private key in a file."""
 
 
 def finish(
@@ -41,6 +45,7 @@ def finish(
     let_go: Callable[[], None],
     jobs: int = 2,
     progress: Progress | None = None,
+    unlock: Unlock = read_private,
 ) -> Certificate:
     """Make the release, or find it made; `out` is where it is wanted, and whoever calls holds its lock (`only_one`)."""
     order = Order.read(charged.details)
@@ -48,12 +53,12 @@ def finish(
         accepted = "a key of a release that was not abandoned"
         raise InvalidInput("request-key", charged.key, accepted, found=f"release {charged.release_id}, abandoned")
     if charged.status == "completed":
-        return _handed_out(charged, portfolio, order, out, jobs, progress)
+        return _handed_out(charged, portfolio, order, out, jobs, progress, unlock)
     if Path(order.out) != out:
         accepted = f"{order.out}, where this release is being made; once it is there it can be handed out elsewhere"
         raise InvalidInput("output", str(out), accepted)
     order.require_same(charged, portfolio)
-    made = published(out, charged) or _settled(ledger, charged, portfolio, order, jobs, progress)
+    made = published(out, charged) or _settled(ledger, charged, portfolio, order, jobs, progress, unlock)
     remove_leftovers(out)
     let_go()  # who comes now finds the output, and would note the same
     ledger.complete(charged.release_id, files=made.files, certificate=_digest(out / CERTIFICATE_NAME), where=str(out))
@@ -61,14 +66,20 @@ def finish(
 
 
 def _settled(
-    ledger: Ledger, charged: Charged, portfolio: Portfolio, order: Order, jobs: int, progress: Progress | None
+    ledger: Ledger,
+    charged: Charged,
+    portfolio: Portfolio,
+    order: Order,
+    jobs: int,
+    progress: Progress | None,
+    unlock: Unlock,
 ) -> Certificate:
     """Publish what was staged and sealed before a crash, or make it; noise that was sealed is never drawn again."""
     out = Path(order.out)
     _require_not_newer(ledger, charged, out)
     sealed = charged.output
     if sealed is None:
-        return _make(charged, portfolio, order, out, jobs, progress, overwrite=order.overwrite, ledger=ledger)
+        return _make(charged, portfolio, order, out, jobs, progress, unlock, overwrite=order.overwrite, ledger=ledger)
     for path in staged_for(out):
         found = published(path, charged)
         if found is not None:
@@ -76,7 +87,7 @@ def _settled(
                 staged.publish()
             return found
     _require_no_noise(charged)
-    return _make(charged, portfolio, order, out, jobs, progress, overwrite=order.overwrite)
+    return _make(charged, portfolio, order, out, jobs, progress, unlock, overwrite=order.overwrite)
 
 
 def _require_not_newer(ledger: Ledger, charged: Charged, out: Path) -> None:
@@ -120,6 +131,7 @@ def _make(
     out: Path,
     jobs: int,
     progress: Progress | None,
+    unlock: Unlock,
     *,
     overwrite: bool,
     ledger: Ledger | None = None,
@@ -137,7 +149,7 @@ def _make(
             adapters=order.adapters,
         )
         files = {file.name: CertifiedFile(file.sha256, file.size) for file in built.files}
-        certificate = _certify(charged, portfolio, order, staged.path, files)
+        certificate = _certify(charged, portfolio, order, staged.path, files, unlock)
         digest = _digest(staged.path / CERTIFICATE_NAME)
         if ledger is not None:
             staged.settle()
@@ -159,9 +171,14 @@ def drawn(charged: Charged) -> CandidateTerms:
 
 
 def _certify(
-    charged: Charged, portfolio: Portfolio, order: Order, folder: Path, files: Mapping[str, CertifiedFile]
+    charged: Charged,
+    portfolio: Portfolio,
+    order: Order,
+    folder: Path,
+    files: Mapping[str, CertifiedFile],
+    unlock: Unlock,
 ) -> Certificate:
-    signer = None if order.key is None else read_private(Path(order.key))
+    signer = None if order.key is None else unlock(Path(order.key))
     declared = order.declared(charged, portfolio, files)
     content = certificate_bytes(declared, files, signer, order.certificate_version)
     certificate = read_certificate(content)
@@ -175,7 +192,13 @@ def _certify(
 
 
 def _handed_out(
-    charged: Charged, portfolio: Portfolio, order: Order, out: Path, jobs: int, progress: Progress | None
+    charged: Charged,
+    portfolio: Portfolio,
+    order: Order,
+    out: Path,
+    jobs: int,
+    progress: Progress | None,
+    unlock: Unlock,
 ) -> Certificate:
     """What was published, again: where it is, copied, or (without release noise) made once more."""
     assert charged.output is not None, "a completed release has an output"
@@ -188,7 +211,7 @@ def _handed_out(
             return found
     _require_no_noise(charged)
     order.require_same(charged, portfolio)
-    return _make(charged, portfolio, order, out, jobs, progress, overwrite=False)
+    return _make(charged, portfolio, order, out, jobs, progress, unlock, overwrite=False)
 
 
 def _copied(place: Path, out: Path, certificate: Certificate) -> None:
@@ -222,6 +245,8 @@ def is_being_made(out: Path) -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
+    except OSError:
+        return False  # nobody can tell; who asks then waits for nobody
     finally:
         os.close(descriptor)
     return False
@@ -246,9 +271,18 @@ def only_one(out: Path) -> Iterator[Callable[[], None]]:
         except BlockingIOError:
             accepted = "a place where no other process is making a release"
             raise CannotWrite("output", str(out), accepted, found="a release that is being made") from None
+        except OSError as error:
+            raise no_locks(out, error) from None
         try:
-            yield lambda: lock.unlink(missing_ok=True)
+            yield lambda: _removed(lock)
         finally:
-            lock.unlink(missing_ok=True)
+            _removed(lock)
     finally:
-        os.close(descriptor)
+        with suppress(OSError):
+            os.close(descriptor)
+
+
+def _removed(lock: Path) -> None:
+    """A file of no lock that stays behind harms nobody; an error here would hide what has happened to the release."""
+    with suppress(OSError):
+        lock.unlink(missing_ok=True)

@@ -34,7 +34,7 @@ def witnesses(portfolio: Portfolio) -> list[Path]:
     ]
 
 
-def opened_ledger(place: str | Path, portfolio: Portfolio) -> Ledger:
+def opened_ledger(place: str | Path, portfolio: Portfolio, insecure_permissions: bool = False) -> Ledger:
     """The ledger, made if nothing was ever charged; one that was lost is not replaced by an empty one."""
     if isinstance(place, Path) and not place.exists():
         for path in witnesses(portfolio):
@@ -43,7 +43,7 @@ def opened_ledger(place: str | Path, portfolio: Portfolio) -> Ledger:
                     f"{place}: there is no ledger, and {path} was charged to {seen.where or seen.ledger}; accepted: "
                     "that one (--ledger or DPMERGE_LEDGER), or a copy of it"
                 )
-    return Ledger.open(place)
+    return Ledger.open(place, insecure_permissions=insecure_permissions)
 
 
 def why_not_whole(ledger: Ledger, portfolio: Path) -> str | None:

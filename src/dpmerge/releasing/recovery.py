@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from dpmerge.certificate.envelope import CERTIFICATE_NAME
-from dpmerge.certificate.keys import read_public
+from dpmerge.certificate.keys import Passphrase, read_private, read_public
+from dpmerge.certificate.private_salt import require_private_salt
 from dpmerge.certificate.verification import check_output
 from dpmerge.documents import read_bytes
 from dpmerge.errors import DpmergeError, InvalidInput, LedgerBroken
@@ -27,6 +29,7 @@ from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.releasing.finishing import finish, only_one
 from dpmerge.releasing.order import Order
 from dpmerge.releasing.place import WITNESS_NAME, require_whole_ledger, witness, witnesses
+from dpmerge.releasing.release import noting
 from dpmerge.releasing.verifying import made_from
 
 Progress = Callable[[int, int], object]
@@ -34,32 +37,46 @@ Progress = Callable[[int, int], object]
 
 @dataclass(frozen=True)
 class Recovered:
-    """What became of a pending release: `problem` says why it is still pending."""
+    """What became of a pending release: `problem` says why it is still pending, or what failed after it was out."""
 
     release_id: str
     out: str
     problem: str | None
+    pending: bool
 
 
 def recover(
-    ledger: Ledger, *, moved_to: Path | None = None, jobs: int = 2, progress: Progress | None = None
+    ledger: Ledger,
+    *,
+    moved_to: Path | None = None,
+    jobs: int = 2,
+    progress: Progress | None = None,
+    passphrase: Passphrase = None,
+    insecure_permissions: bool = False,
 ) -> Iterator[Recovered]:
     """Finish every pending release, one after the other; one that cannot be finished stays pending.
 
-    `moved_to` is where a portfolio is now that is no longer where it was charged.
+    `moved_to` is where a portfolio is now that is no longer where it was charged; `passphrase` is that of the keys.
     """
+    unlock = partial(read_private, passphrase=passphrase, insecure_permissions=insecure_permissions)
     for charged in ledger.pending():
-        order = Order.read(charged.details)
+        order, pending = Order.read(charged.details), True
+        out = Path(order.out)
         try:
-            portfolio = order.load_portfolio(moved_to)
-            require_whole_ledger(ledger, portfolio, None)
-            with only_one(Path(order.out)) as let_go:
-                finish(ledger, charged, portfolio, out=Path(order.out), let_go=let_go, jobs=jobs, progress=progress)
-            witness(ledger, portfolio)
+            with noting(None, out):
+                portfolio = order.load_portfolio(moved_to)
+                require_whole_ledger(ledger, portfolio, None)
+                require_private_salt(portfolio, insecure_permissions)
+                with only_one(out) as let_go:
+                    finish(
+                        ledger, charged, portfolio, out=out, let_go=let_go, jobs=jobs, progress=progress, unlock=unlock
+                    )
+                pending = False
+                witness(ledger, portfolio)
         except DpmergeError as error:
-            yield Recovered(charged.release_id, order.out, str(error))
+            yield Recovered(charged.release_id, order.out, str(error), pending)
         else:
-            yield Recovered(charged.release_id, order.out, None)
+            yield Recovered(charged.release_id, order.out, None, pending)
 
 
 def abandon(ledger: Ledger, release_id: str) -> None:
@@ -69,7 +86,7 @@ def abandon(ledger: Ledger, release_id: str) -> None:
         raise InvalidInput("abandon", release_id, "the id of a release in this ledger")
     order = Order.read(charged.details)
     out = Path(order.out)
-    # Where its place is gone, nobody is making it there, and nothing was left.
+    # In a folder that is gone, or of another machine, nobody can be making it.
     with only_one(out) if out.parent.is_dir() else nullcontext():
         ledger.abandon(release_id, "given up by whoever keeps the ledger")
         remove_leftovers(out)

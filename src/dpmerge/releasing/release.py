@@ -8,19 +8,23 @@ Refuses: whatever the ledger refuses (caps, locked runs), targets that are there
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
 from dpmerge.certificate.audited import Audited
 from dpmerge.certificate.envelope import CERTIFICATE_NAME
-from dpmerge.certificate.keys import read_private
+from dpmerge.certificate.keys import Passphrase, read_private
 from dpmerge.certificate.predicate import input_names
+from dpmerge.certificate.private_salt import require_private_salt
 from dpmerge.documents import is_file
-from dpmerge.errors import CannotWrite, DpmergeError, InvalidInput
+from dpmerge.errors import CannotWrite, InvalidInput, note_charge
 from dpmerge.ledger.identity import identity_of, noise_mark
 from dpmerge.ledger.ledger import Ledger
 from dpmerge.ledger.request import ChargeRequest
@@ -38,6 +42,11 @@ from dpmerge.releasing.place import default_ledger, opened_ledger, require_whole
 _SHOWN = (
     "guarantee", "target", "theorem", "proved", "final", "choice", "tuning", "outcomes", "ledger", "caveats",
 )  # fmt: skip
+
+LONGEST_PATH = 500
+"""Characters of a path that is written down."""
+
+_NO_TEXT = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 LETTING_GO = 1.0
 """Seconds. Between letting go of a place and noting completion lies one transaction."""
@@ -101,6 +110,8 @@ def release(
     audit: Audited | None = None,
     jobs: int = 2,
     progress: Progress | None = None,
+    passphrase: Passphrase = None,
+    insecure_permissions: bool = False,
 ) -> Release:
     """Make what a plan says, in the folder `out`, with its certificate and model card.
 
@@ -108,7 +119,11 @@ def release(
     of these runs will be released: they are locked, and theorems sharper than joint release apply. `key` is the private
     key to sign with. The same `request_key` returns the same release. `reveal_draw` says in the certificate which
     candidate was drawn. `donor` names the run whose configuration files are copied. `audit` is what an attack on the
-    simulated release has shown, for the certificate to carry.
+    simulated release has shown, for the certificate to carry. `passphrase` is the key's, or a function that asks
+    for it. A key or salt that others may read, and a ledger that everybody may write to, are refused unless
+    `insecure_permissions`.
+
+    An error after the charge has a note that says so (`__notes__`).
     """
     planned = plan if isinstance(plan, Planned) else Planned.of(_is_plan(plan))
     planned = planned if final else planned.lasting()
@@ -116,10 +131,13 @@ def release(
     if adapters not in get_args(Adapters):
         raise InvalidInput("adapters", adapters, ", ".join(get_args(Adapters)))
     key = None if key is None else Path(key)
+    unlock = partial(read_private, passphrase=passphrase, insecure_permissions=insecure_permissions)
     if key is not None:
-        read_private(key)  # a key that cannot sign is noticed before anything is charged
+        unlock(key)  # a key that cannot sign is noticed before anything is charged
     if audit is not None:
         audit.judged(planned.terms.epsilon(planned.target.delta))
+    for field, path in (("output", target), ("portfolio", portfolio.path.absolute()), ("key", key)):
+        _require_writable_name(field, path)
     order = Order.of(
         planned,
         out=target,
@@ -132,23 +150,58 @@ def release(
     )
     place = default_ledger(portfolio) if ledger is None else ledger
     require_writable(target, overwrite=True)
-    with only_one(target) as let_go, opened_ledger(place, portfolio) as book:
+    with only_one(target) as let_go, opened_ledger(place, portfolio, insecure_permissions) as book:
         require_whole_ledger(book, portfolio, target)
         request = _request(planned, final, request_key, order)
         known = book.by_key(request.book, request_key) if request_key is not None else None
+        require_private_salt(portfolio, insecure_permissions)
         if known is None:
-            require_makeable(planned, order, place, jobs)
+            once = final or book.is_capped(request.book)
+            require_makeable(planned, order, place, jobs, every_byte=once)
             require_nothing_pending(book, planned, target)
         charged = book.charge(request, draw)
-        try:
+        left = f"release {charged.release_id} is charged; `dpmerge ledger recover` finishes it"
+        with noting(left if charged.status == "pending" else None, target):
             witness(book, portfolio)
-            made = finish(book, charged, portfolio, out=target, let_go=let_go, jobs=jobs, progress=progress)
-        except DpmergeError as error:
-            if charged.status == "pending":
-                error.add_note(f"release {charged.release_id} is charged; `dpmerge ledger recover` finishes it")
-            raise
-        witness(book, portfolio)
+            made = finish(
+                book, charged, portfolio, out=target, let_go=let_go, jobs=jobs, progress=progress, unlock=unlock
+            )
+        with noting(f"release {charged.release_id} is out, in {target}: it is charged and complete", target):
+            witness(book, portfolio)
     return Release(Path(out), charged.release_id, made.content, made.files, made.is_signed, charged.already)
+
+
+@contextmanager
+def noting(words: str | None, out: Path) -> Iterator[None]:
+    """Whatever fails says what has become of the release; what the system complains of is an error of ours."""
+    try:
+        yield
+    except BrokenPipeError as error:  # standard output: there is nothing to mend
+        if words is not None:
+            note_charge(error, words)
+        raise
+    except OSError as error:
+        failed = cannot_go_on(out, error)
+        if words is not None:
+            note_charge(failed, words)
+        raise failed from error
+    except BaseException as error:
+        if words is not None:
+            note_charge(error, words)
+        raise
+
+
+def cannot_go_on(out: Path, error: OSError) -> CannotWrite:
+    where = "" if error.filename is None else f" with {error.filename}"
+    accepted = "files and folders that can be read and written"
+    return CannotWrite("output", str(out), accepted, found=f"an error{where}: {error.strerror or error}")
+
+
+def _require_writable_name(field: str, path: Path | None) -> None:
+    """What a release needs is written down with its charge, as text."""
+    if path is not None and (len(str(path.absolute())) > LONGEST_PATH or _NO_TEXT.search(str(path))):
+        accepted = f"a path in UTF-8 without control characters, of at most {LONGEST_PATH} characters"
+        raise InvalidInput(field, str(path), accepted)
 
 
 def _is_plan(plan: object) -> Plan:
@@ -169,8 +222,13 @@ def _request(planned: Planned, final: bool, request_key: str | None, order: Orde
     )
 
 
-def require_makeable(planned: Planned, order: Order, ledger: str | Path, jobs: int) -> None:
-    """Refuse before charging what could not be made, or would destroy something, afterwards."""
+def require_makeable(
+    planned: Planned, order: Order, ledger: str | Path, jobs: int, *, every_byte: bool = False
+) -> None:
+    """Refuse before charging what could not be made, or would destroy something, afterwards.
+
+    Where there is a draw, and where asked for, every byte that could be merged is read.
+    """
     portfolio, out = planned.portfolio, Path(order.out)
     require_writable(out, overwrite=order.overwrite, inputs=[run.folder for run in portfolio.runs])
     protected = [portfolio.path, *(Path(each) for each in (order.key, ledger) if each is not None and _is_path(each))]
@@ -190,7 +248,7 @@ def require_makeable(planned: Planned, order: Order, ledger: str | Path, jobs: i
     if (free := shutil.disk_usage(out.parent).free) < needed:
         raise CannotWrite("output", str(out), f"a place with room for {needed:,} bytes", found=f"room for {free:,}")
     require_ties(portfolio, [(each.recipe, each.is_final) for each in planned.terms.candidates], jobs)
-    if len(recipes) > 1:
+    if every_byte or len(recipes) > 1:
         require_recorded([portfolio.saved(f"{run}@{step}") for run, step in input_names(planned.terms)], jobs)
 
 

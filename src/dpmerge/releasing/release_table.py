@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
+from dpmerge.errors import printable
 from dpmerge.releasing.release import Release
 
 
@@ -12,7 +13,8 @@ def print_release(made: Release, console: Console) -> None:
     """Print what was released, as its certificate states it."""
     content = made.content
     guarantee, terms, outcomes = content["guarantee"], content["terms"], content["outcomes"]
-    console.print(Text(f"{made.path}" + (" (as it was released before)" if made.already else ""), style="bold"))
+    place = printable(str(made.path))
+    console.print(Text(place + (" (as it was released before)" if made.already else ""), style="bold"))
     unproved = "" if content["proved"] else " NOT PROVED for these runs:"
     unpaid = "" if content["choice"]["paidFor"] else " (how it was chosen is not paid for)"
     console.print(
@@ -44,4 +46,4 @@ def print_release(made: Release, console: Console) -> None:
     caveats = sorted({caveat["name"].replace("_", " ") for caveat in content["caveats"]})
     if caveats:
         console.print(f"Caveats, in the model card: {', '.join(caveats)}.", highlight=False)
-    console.print(f"\nCheck it: dpmerge verify {made.path}", highlight=False, soft_wrap=True)
+    console.print(f"\nCheck it: dpmerge verify {place}", highlight=False, soft_wrap=True)

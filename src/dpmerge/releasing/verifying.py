@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING
 from dpmerge.certificate.checks import Check, Verification, file_digest
 from dpmerge.certificate.envelope import CERTIFICATE_NAME
 from dpmerge.certificate.predicate import Declared
+from dpmerge.certificate.private_salt import kept_private
 from dpmerge.certificate.provenance import provenance
+from dpmerge.certificate.trust import Keys
 from dpmerge.certificate.verification import check_output
 from dpmerge.errors import InvalidInput
 from dpmerge.portfolio.portfolio import Portfolio
@@ -29,34 +31,40 @@ def verify(
     out: str | Path,
     *,
     portfolio: Portfolio | str | Path | None = None,
-    key: str | Path | None = None,
+    key: Keys = None,
+    trusted_keys: str | Path | None = None,
     ledger: str | Path | None = None,
     rebuild: bool = False,
     allow_extra: Iterable[str] = (),
     jobs: int = 2,
+    insecure_permissions: bool = False,
 ) -> Verification:
     """Check a release: its files, its figures, and as far as they are given its portfolio and its ledger.
 
     `portfolio` is what it was made from; `ledger` (a file or a database's URL; default: beside the portfolio) is where
-    it was charged; `key` is the public key it must be signed with; `rebuild` merges again, with `jobs` threads, and
-    compares the bytes; `allow_extra` names files and folders in `out` that the certificate need not cover.
+    it was charged; `key` is the public key it must be signed with, or several of which one must have been used, and
+    `trusted_keys` a file of such keys with the times they are trusted in; `rebuild` merges again, with `jobs` threads,
+    and compares the bytes; `allow_extra` names files and folders in `out` that the certificate need not cover;
+    `insecure_permissions` goes on although others may read the portfolio's salt or write the ledger.
     """
     if rebuild and portfolio is None:
         raise InvalidInput("portfolio", None, "the portfolio it was made from, for --rebuild", found="nothing")
-    result = check_output(out, key=key, allow_extra=allow_extra)
+    result = check_output(out, key=key, trusted_keys=trusted_keys, allow_extra=allow_extra)
     declared = result.declared
     if declared is None:
         return result
     loaded = None
     if portfolio is not None:
         loaded = _loaded(portfolio, declared)
+        for check in kept_private(loaded, insecure_permissions):
+            result = result.with_check(check)
         result = made_from(result, loaded)
         if rebuild:
             from dpmerge.releasing.rebuilding import rebuilt
 
             result = result.with_check(rebuilt(result, loaded, jobs=jobs))
     if loaded is not None or ledger is not None:
-        result = result.with_check(_in_ledger(result, declared, loaded, ledger))
+        result = result.with_check(_in_ledger(result, declared, loaded, ledger, insecure_permissions))
     return result
 
 
@@ -77,7 +85,11 @@ def made_from(result: Verification, portfolio: Portfolio) -> Verification:
 
 
 def _in_ledger(
-    result: Verification, declared: Declared, portfolio: Portfolio | None, where: str | Path | None
+    result: Verification,
+    declared: Declared,
+    portfolio: Portfolio | None,
+    where: str | Path | None,
+    insecure_permissions: bool,
 ) -> Check:
     """Whether the release was charged, where the ledger can be asked."""
     from dpmerge.ledger.ledger import Ledger
@@ -90,7 +102,7 @@ def _in_ledger(
             words = "there is no ledger beside the portfolio; --ledger names one"
             unbound = f"{words}; without it no certificate of version 1 is believed beside a portfolio"
             return Check("ledger", False, (unbound,)) if result.version == 1 else Check("ledger", None, (words,))
-    with Ledger.open(where, create=False) as ledger:
+    with Ledger.open(where, create=False, insecure_permissions=insecure_permissions) as ledger:
         return _charged(ledger, result, declared)
 
 

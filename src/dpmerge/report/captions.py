@@ -7,8 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from dpmerge.errors import printable
 from dpmerge.planning.analysis import Analysis, Edge, Face, Line, Panel
-from dpmerge.report.wording import direction, printable, short
+from dpmerge.report.wording import direction, short
 
 
 @dataclass(frozen=True)

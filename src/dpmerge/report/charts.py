@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from dpmerge.errors import printable
 from dpmerge.planning.analysis import Analysis, Curve, Edge, Face, Line, Panel
 from dpmerge.privacy.domain import Array
 from dpmerge.report import styles, wording
@@ -232,7 +233,7 @@ def numbers(values: Iterable[float]) -> list[float | None]:
 
 def escaped(text: str) -> str:
     """Plotly reads a little HTML in every text."""
-    return html.escape(wording.printable(text), quote=False)
+    return html.escape(printable(text), quote=False)
 
 
 def literal(text: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from dpmerge.errors import InvalidInput
@@ -33,7 +34,8 @@ def write_whole(file: Path, content: bytes) -> Path:
             stream.write(content)
         os.replace(name, file)
     except OSError as error:
-        Path(name).unlink(missing_ok=True)
+        with suppress(OSError):  # it would hide what went wrong
+            Path(name).unlink(missing_ok=True)
         raise _cannot_write(file, error) from None
     return file
 

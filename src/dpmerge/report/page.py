@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from dpmerge.errors import InvalidInput
+from dpmerge.errors import InvalidInput, printable
 from dpmerge.planning.analysis import BANNER, Analysis, Face, Recommendation
 from dpmerge.report import wording
 from dpmerge.report.axes import face_axis
@@ -46,7 +46,7 @@ def page(analysis: Analysis) -> str:
         "page.html",
         "page.js",
         {
-            "utility": wording.printable(analysis.utility.name),
+            "utility": printable(analysis.utility.name),
             "charts": drawn,
             "plans": plans,
             "smallest": _smallest(analysis),
@@ -100,7 +100,7 @@ def _part(name: str) -> str:
 
 def as_text(text: str) -> str:
     """Anything, as HTML that shows it."""
-    return escape(wording.printable(text))
+    return escape(printable(text))
 
 
 def _embedded(data: Any) -> str:
@@ -121,7 +121,7 @@ def _plan(plan: Recommendation) -> dict[str, Any]:
         "theorem": wording.accounted(plan),
         "final": plan.final,
         "outcomes": [
-            {"probability": wording.percent(probability), "recipe": wording.printable(recipe)}
+            {"probability": wording.percent(probability), "recipe": printable(recipe)}
             for probability, recipe in plan.outcomes
         ],
     }
@@ -242,15 +242,15 @@ def _recommendations(analysis: Analysis) -> str:
         )
         for plan in analysis.recommendations
     ]
-    return table(("target ε", "achieved ε", wording.printable(analysis.utility.name), "released", "theorem"), rows)
+    return table(("target ε", "achieved ε", printable(analysis.utility.name), "released", "theorem"), rows)
 
 
 def _models(analysis: Analysis) -> str:
     rows = [
-        (wording.printable(model.name), wording.epsilon(model.epsilon), wording.utility(model.utility))
+        (printable(model.name), wording.epsilon(model.epsilon), wording.utility(model.utility))
         for model in analysis.models
     ]
-    return table(("model", "ε", wording.printable(analysis.utility.name)), rows)
+    return table(("model", "ε", printable(analysis.utility.name)), rows)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dpmerge.errors import printable
 from dpmerge.planning.analysis import BANNER, Analysis, Curve, Edge
 from dpmerge.report import wording
 from dpmerge.report.axes import Axis, frontier_axes
@@ -29,9 +30,9 @@ SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 def print_analysis(analysis: Analysis, console: Console) -> None:
     """Print what a page would show, as far as letters can."""
     console.print(Text(BANNER, style="bold yellow"))
-    console.print(Text(f"\n{wording.printable(analysis.title)}", style="bold"))
-    console.print(Text(wording.printable(analysis.subtitle)))
-    utility = wording.printable(analysis.utility.name)
+    console.print(Text(f"\n{printable(analysis.title)}", style="bold"))
+    console.print(Text(printable(analysis.subtitle)))
+    utility = printable(analysis.utility.name)
     console.print(Text(f"\nBest {utility} at each ε ({wording.direction(analysis.utility)})", style="bold"))
     for row in _plot(analysis, min(console.width, WIDEST_PLOT)):
         console.print(Text(row), no_wrap=True, overflow="crop")
@@ -49,7 +50,7 @@ def print_analysis(analysis: Analysis, console: Console) -> None:
         console.print(Text("\nCaveats", style="bold"))
         grid = Table.grid(padding=(0, 1))
         for caveat in analysis.caveats:
-            grid.add_row("-", Text(wording.printable(caveat), overflow="fold"))
+            grid.add_row("-", Text(printable(caveat), overflow="fold"))
         console.print(grid)
 
 
@@ -129,18 +130,18 @@ def _models(analysis: Analysis) -> Table:
     table.add_column("ε", justify="right", no_wrap=True)
     table.add_column(_heading(analysis), justify="right", max_width=20, overflow="fold")
     for model in analysis.models:
-        name = Text(wording.printable(model.name))
+        name = Text(printable(model.name))
         table.add_row(name, wording.epsilon(model.epsilon), wording.utility(model.utility))
     return table
 
 
 def _heading(analysis: Analysis) -> Text:
-    return Text(wording.printable(analysis.utility.name))
+    return Text(printable(analysis.utility.name))
 
 
 def _print_edge(edge: Edge, console: Console) -> None:
     """ε at a few shares, every line and every theorem."""
-    first, second = (wording.printable(name) for name in edge.names)
+    first, second = (printable(name) for name in edge.names)
     console.print(Text(f"\nε between {first} (share 0) and {second} (share 1)", style="bold"))
     places = [int(np.argmin(np.abs(edge.weights - share))) for share in SHARES] if edge.weights.size else []
     places = list(dict.fromkeys(places))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dpmerge.errors import InvalidInput
+from dpmerge.errors import InvalidInput, printable
 from dpmerge.privacy.domain import Array
 from dpmerge.report.captions import Caption
 from dpmerge.report.charts import FONT, Chart, Trace, chart_axis, costs_chart, escaped, layout, literal, numbers
@@ -30,7 +30,6 @@ from dpmerge.report.page import (
 )
 from dpmerge.report.plot_view import Visible, lines, ticks, view
 from dpmerge.report.plots import Drawing, Heatmaps, Plot, Series, Table
-from dpmerge.report.wording import printable
 
 ACROSS, UP, NAME = 42, 32, 40
 """Characters of a title of an axis, and of a name that is pointed at, on one line: they fit a phone."""

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dpmerge.errors import InvalidInput
-from dpmerge.report import styles, wording
+from dpmerge.errors import InvalidInput, printable
+from dpmerge.report import styles
 from dpmerge.report.files import existing_folder
 from dpmerge.report.pictures import (
     LEGEND_WIDTH,
@@ -66,7 +66,7 @@ def plot_figure(drawing: Drawing) -> Figure:
 def _plot(plot: Plot) -> Figure:
     from matplotlib.figure import Figure
 
-    names = [wording.printable(series.name) for series in plot.series]
+    names = [printable(series.name) for series in plot.series]
     # What the legend takes is added, so that the plot itself is always of one size.
     figure = Figure(figsize=(7.5, 4.3 + _legend_height(names)), layout="constrained")
     axes = figure.subplots()

@@ -14,11 +14,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from dpmerge.errors import InvalidInput
+from dpmerge.errors import InvalidInput, printable
 from dpmerge.privacy.domain import Array
 from dpmerge.report.axes import TINY, Axis
 from dpmerge.report.plots import Plot, Series
-from dpmerge.report.wording import printable
 
 MOST_MARKS = 12
 """About so many marks lie on a line of many points; more would hide it."""

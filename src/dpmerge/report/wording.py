@@ -9,6 +9,7 @@ import math
 from typing import Protocol
 
 from dpmerge.account.table import shown
+from dpmerge.errors import printable
 from dpmerge.planning.analysis import Recommendation, Utility
 
 NOT_PROVED = "not proved here"
@@ -72,11 +73,6 @@ def released(plan: Recommendation) -> str:
     if len(plan.outcomes) == 1:
         return printable(plan.outcomes[0][1])
     return "\n".join(f"{percent(probability)}: {printable(recipe)}" for probability, recipe in plan.outcomes)
-
-
-def printable(text: str) -> str:
-    """What comes from a file may hold anything: line breaks, or characters that turn the text round."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def short(name: str, limit: int = LONGEST_NAME) -> str:
