@@ -133,6 +133,10 @@ class Manifest(Strict):
     initial_weights: Sha256 | None = Field(default=None, description="64 hexadecimal digits: digest of the tensors")
     tensors: Tensors | None = Field(default=None, description="an object with trained and frozen")
     tuning: Tuning = Field(description='"none", "public", "charged" or "unknown": on what hyperparameters were tuned')
+    record_losses: Literal["checked", "vouched", "unknown"] | None = Field(
+        default=None,
+        description='"checked", "vouched" or "unknown": has each record a loss of its own?',
+    )
     checkpoints: list[SavedAs] = Field(default_factory=list, description="a list of checkpoints in order of steps")
     finished: bool = Field(default=True, description="true or false: did the run end as planned?")
     recorded_by: RecordedBy = Field(description="an object with how")
@@ -182,6 +186,7 @@ class Manifest(Strict):
             ),
             ancestry=self.ancestry,
             tuning=self.tuning,
+            record_losses=self.record_losses,
             finished=self.finished,
             recorded_by=self.recorded_by,
         )

@@ -71,6 +71,10 @@ class RunStatement(Strict):
     noise: NoiseOrigin = Field(description="an object with a source")
     ancestry: Ancestry = Field(description="an object with a start")
     tuning: Tuning = Field(description='"none", "public", "charged" or "unknown"')
+    record_losses: Literal["checked", "vouched", "unknown"] | None = Field(
+        default=None,
+        description='"checked", "vouched" or "unknown": has each record a loss of its own?',
+    )
     finished: bool = Field(default=True, description="true or false: did the run end as planned?")
     recorded_by: RecordedBy = Field(description="an object with how")
 

@@ -35,7 +35,9 @@ from dpmerge.training.attachment import attach, require_fresh
 from dpmerge.training.batches import Batches
 from dpmerge.training.ghost import GhostGradients
 from dpmerge.training.noise import NoiseWatch, randomness, warn_insecure
+from dpmerge.training.row_prints import RowPrints
 from dpmerge.training.saving import ModelTensors
+from dpmerge.training.separate_records import SeparateRecords
 from dpmerge.training.smooth_models import LossWatch, derived_smoothness, warn_clipping
 from dpmerge.training.steps import MOST_BLOCKS, Step, StepReader, coarse_history, folded
 
@@ -54,6 +56,8 @@ class Recorder:
         reader: StepReader,
         tensors: ModelTensors,
         batches: Batches,
+        records: SeparateRecords,
+        vouched: bool,
         smoothness: SmoothnessFacts | None,
         public_divisor: bool,
         source: NoiseWatch,
@@ -66,6 +70,8 @@ class Recorder:
         self._reader = reader
         self._tensors = tensors
         self._batches = batches
+        self._records = records
+        self._vouched = vouched
         self._smoothness = smoothness
         self._public_divisor = public_divisor
         self._source = source
@@ -89,7 +95,9 @@ class Recorder:
         taken = self._taken[:upto]
         if not taken:
             raise CannotRecord("no step has been taken yet, so there is nothing to record")
-        return _manifest(self._facts, self._mechanism(taken), checkpoints=self._saved, finished=self._finished)
+        losses = self._records.record_losses(linked=self._batches.linked, vouched=self._vouched)
+        facts = {**self._facts, "record_losses": losses}
+        return _manifest(facts, self._mechanism(taken), checkpoints=self._saved, finished=self._finished)
 
     def _mechanism(self, taken: Sequence[Step]) -> DpSgdFacts | HistoryFacts:
         blocks = folded(taken)
@@ -173,9 +181,11 @@ class Recorder:
         if self._loss is not None:
             self._loss.require_used()
         self._source.require_undisturbed(self._optimizer.generator)
-        self._batches.clipped(self._reader.clipped())
+        rows = self._reader.clipped()
+        self._batches.clipped(rows, self._records.entered())
         if self._gradients is not None:
             self._gradients.require_untouched()
+        self._records.require_own(rows)
 
     def before_step(self, optimizer: DPOptimizer) -> None:
         """The noise has been added; the weights have not moved."""
@@ -224,6 +234,7 @@ def record(
     criterion: Any = None,
     feature_bound: float | None = None,
     most_records: int | None = None,
+    separate_records: bool = False,
     noise_seed: int | None = None,
     who: str | None = None,
 ) -> Iterator[Recorder]:
@@ -237,6 +248,8 @@ def record(
     public_divisor    under add_remove: is the expected batch size a constant fixed without looking at the data?
     criterion, feature_bound, most_records   to derive smoothness for one linear layer: the loss, a bound on the norm
                       of its input (or a `bound_features` layer before it), under add_remove a bound on the records
+    separate_records  you vouch, where it cannot be seen, that each row the model gets is made of one record drawn for
+                      the step, and has a loss of its own
     noise_seed        only to rebuild an example: a real run draws its noise from the operating system
     who               who vouches for all this
     """
@@ -247,7 +260,9 @@ def record(
         domain.integer("checkpoint_every", checkpoint_every, least=1)
     module: nn.Module = getattr(model, "_module", model)
     reader = StepReader(model, module, optimizer)
-    batches = Batches(data_loader, optimizer)
+    prints = RowPrints()
+    batches = Batches(data_loader, optimizer, prints, vouched=separate_records)
+    records_apart = SeparateRecords(model, module, optimizer, prints, ghost=reader.ghost)
     replace_one = adjacency_ is Adjacency.REPLACE_ONE
     divisor_is_public = _public_divisor(batches, reader, replace_one, public_divisor)
     records = batches.records if replace_one else _bound_on_records(batches, most_records)
@@ -293,6 +308,8 @@ def record(
         reader=reader,
         tensors=tensors,
         batches=batches,
+        records=records_apart,
+        vouched=separate_records,
         smoothness=smoothness,
         public_divisor=divisor_is_public,
         source=NoiseWatch(optimizer.generator if optimizer.secure_mode else source.noise),
@@ -307,6 +324,7 @@ def record(
             loss.attach(attached)
         recorder.watch(loss, attach(attached, recorder, reader, batches, optimizer, model, loss))
         attached.enter_context(batches)
+        records_apart.attach(attached)
         if not optimizer.secure_mode:
             attached.callback(setattr, optimizer, "generator", optimizer.generator)
             optimizer.generator = source.noise
