@@ -152,12 +152,19 @@ def _note(found: LossGraph, name: str, node: Any, linear: bool) -> None:
         above_sum = node.next_functions[0][0].name().startswith("Sum")
         if divisor is not None and divisor.numel() == 1 and above_sum:
             found.quotients.append(float(divisor))
+    if name in ("Add", "Sub") and not _of_equal_shapes(node):
+        found.unknown.add(f"{name} of unequal shapes, which compares every record with every other")
     if name in _REDUCTIONS and not linear:
         found.unknown.add(f"{name} within the loss")
     elif name in _BY_ROW and _dimension(node) == 0:
         found.unknown.add(f"{name} over dimension 0")
     elif name not in _LINEAR | _BY_ELEMENT | _BY_ROW:
         found.unknown.add(name)
+
+
+def _of_equal_shapes(node: Any) -> bool:
+    inputs = [following._input_metadata[place] for following, place in node.next_functions if following is not None]
+    return all(each.shape == node._input_metadata[0].shape for each in inputs)
 
 
 def _averaged_over(node: Any) -> int:

@@ -31,7 +31,7 @@ ASK_ABOUT_EVERY = 64
 """Steps: the first is looked at, and each later one with a chance of one in so many."""
 FIRST_QUESTIONS = 8
 """Of batches of a single record, which say little, so many are looked at."""
-_SAME_OUTPUT, _SAME_GRADIENT, _SAME_LOSS, _REPEATED = 1e-4, 1e-2, 1e-4, 1e-6
+_SAME_OUTPUT, _SAME_GRADIENT, _SAME_LOSS = 1e-4, 1e-2, 1e-3
 """Relative; rounding differs by far less, and another record's share in a batch of a thousand by more."""
 
 
@@ -150,20 +150,19 @@ class RecordAlone:
         order = torch.tensor(secrets.SystemRandom().sample(range(rows), rows))
         size = 1 + secrets.randbelow(rows - 1)
         weights = (size / rows, 1 - size / rows) if self._mean else (1.0, 1.0)
-        with self._asking() as asking, _without_dropout(self._module), torch.no_grad():
+        with self._asking() as asking, _without_dropout(self._module):
             if not asking:
                 return False
             whole, again, first, second = (
-                self._losses(partial(_some, rows=rows, chosen=chosen))
+                self._loss_gradient(partial(_some, rows=rows, chosen=chosen))
                 for chosen in (order, order, order[:size], order[size:])
             )
         complete = whole.numel() and whole.shape == again.shape == first.shape == second.shape
         if not complete or not bool(torch.isfinite(torch.stack([whole, again, first, second])).all()):
             return False
-        if _distance([whole], [again]) > _REPEATED:
-            return False
-        added = weights[0] * first + weights[1] * second
-        if _distance([whole], [added]) > _SAME_LOSS:
+        if _distance([whole], [again]) > _SAME_LOSS:
+            return False  # a pass that cannot be repeated
+        if _distance([whole], [weights[0] * first + weights[1] * second]) > _SAME_LOSS:
             raise CannotRecord(
                 "model: the loss it returns for a batch is not made of one loss a record (a mean over all tokens of "
                 "the batch?), so one record changes every gradient; compute dpmerge.training.per_record_loss of "
@@ -171,10 +170,18 @@ class RecordAlone:
             )
         return True
 
-    def _losses(self, change: Callable[[Tensor], Tensor]) -> Tensor:
-        """What the model returns as single numbers, for other inputs."""
-        single = [each.double() for each in self._again(change) if each.dim() == 0 and each.is_floating_point()]
-        return torch.stack(single) if single else torch.zeros(0)
+    def _loss_gradient(self, change: Callable[[Tensor], Tensor]) -> Tensor:
+        """What the model returns as single numbers for other inputs, and the gradient of their sum, in one vector.
+
+        The numbers alone would not do: all records have the same loss while the last layer is zero.
+        """
+        single = [each for each in _differentiable(self._again(change)) if each.dim() == 0]
+        if not single:
+            return torch.zeros(0)
+        parameters = list(self._optimizer.params)
+        gradients = torch.autograd.grad(torch.stack(single).sum(), parameters, allow_unused=True)
+        flat = [each.flatten().double() for each in gradients if each is not None]
+        return torch.cat([torch.stack(single).detach().double(), *flat])
 
     def _again(self, change: Callable[[Tensor], Tensor]) -> list[Tensor]:
         """The outputs for other inputs, under the same random numbers; none if the model does not take them."""
