@@ -63,6 +63,8 @@ _BY_ELEMENT = frozenset(
     }
 )
 _BY_ROW = frozenset({"LogSoftmax", "Softmax"})  # over classes
+_MOST_NODES = 10_000
+"""More are a whole model, whose loss is not computed of its outputs."""
 _REDUCTIONS = frozenset({"Sum", "Mean"})
 
 
@@ -88,6 +90,7 @@ class LossGraph:
     weighted: bool = False
     unknown: set[str] = field(default_factory=set)
     closed: bool = True  # no path to a trained tensor but through the model's outputs
+    reached: set[Any] = field(default_factory=set)  # the outputs it is computed of
 
     def separate(self, rows: int, *, mean: bool) -> bool:
         """Whether each of so many records has a loss of its own; refused where it surely has not."""
@@ -112,27 +115,29 @@ class LossGraph:
 def loss_graph(losses: Iterable[Tensor], outputs: Collection[Any], trained: Collection[int]) -> LossGraph:
     """Look at all that lies between losses and the nodes of the model's outputs; `trained` are ids of parameters."""
     found = LossGraph()
-    waiting = [(loss.grad_fn, True) for loss in losses]
-    seen = set[tuple[Any, bool]]()
+    waiting = [(loss.grad_fn, True, False) for loss in losses]
+    seen = set[tuple[Any, bool, bool]]()
     while waiting:
-        node, linear = waiting.pop()
-        if node is None or (node, linear) in seen:
+        # Is all between here and the loss linear? Is it marked as one loss a record?
+        node, linear, own = place = waiting.pop()
+        if node is None or place in seen:
             continue
-        seen.add((node, linear))
+        seen.add(place)
+        if len(seen) > _MOST_NODES:
+            found.unknown.add(f"a graph of more than {_MOST_NODES} nodes")
+            return found
         if node in outputs:
+            found.reached.add(node)
             continue
         if id(getattr(node, "variable", None)) in trained:
             found.closed = False
             continue
-        if len(seen) > 10_000:  # a whole model: its loss is not computed of its outputs
-            found.unknown.add("a graph of more than 10,000 nodes")
-            return found
         name = node.name().removesuffix("Backward0").removesuffix("Backward1").removesuffix("Backward")
-        if name == OwnLosses.__name__:
-            continue
-        _note(found, name, node, linear)
+        own |= name == OwnLosses.__name__
+        if not own:
+            _note(found, name, node, linear)
         linear &= name in _LINEAR
-        waiting += [(following, linear) for following, _ in node.next_functions]
+        waiting += [(following, linear, own) for following, _ in node.next_functions]
     return found
 
 

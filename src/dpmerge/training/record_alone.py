@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from dpmerge.errors import CannotRecord
+from dpmerge.training.loss_graph import LossGraph
 from dpmerge.training.row_prints import ModelInputs, tensors_in
 
 ASK_ABOUT_EVERY = 64
@@ -81,26 +82,24 @@ class RecordAlone:
     def _note(self, place: int, gradient: Tensor) -> None:
         self._gradients.setdefault(place, gradient.detach())  # of ghost clipping's two passes, the first
 
-    def ask(self, rows: int, *, closed: bool) -> bool | None:
-        """True: the record is alone. False: nobody can say. None: not asked about this time.
-
-        `closed` says that the loss depends on the weights through the outputs only.
-        """
+    def ask(self, rows: int, graph: LossGraph | None) -> bool | None:
+        """True: the record is alone. False: nobody can say. None: not asked about this time."""
         if rows == 0 or (self._given is None and not self._left):
             return None
         self._left = max(0, self._left - 1) if rows == 1 else 0
-        if self._given is None or not self._gradients:
+        if self._given is None or graph is None:
             return False
-        used = sorted(self._gradients)
-        if all(self.outputs[place].dim() == 0 for place in used):
-            return self._loss_adds_up(rows)
-        shaped = [place for place in used if self.outputs[place].dim() and len(self.outputs[place]) == rows]
-        if any(self.outputs[place].dim() for place in used if place not in shaped):
+        returned = any(self.outputs[place].dim() == 0 for place in self._gradients)
+        if returned and not self._loss_adds_up(rows):
             return False
-        adds_up = shaped == used or self._loss_adds_up(rows)
-        return self._alone(rows, shaped, closed) and adds_up
+        used = [place for place in self._gradients if self.outputs[place].grad_fn in graph.reached]
+        if not used:
+            return returned
+        if any(len(self.outputs[place]) != rows for place in used) or _one_within_another(graph.reached):
+            return False
+        return self._alone(rows, used, closed=graph.closed)
 
-    def _alone(self, rows: int, used: list[int], closed: bool) -> bool:
+    def _alone(self, rows: int, used: list[int], *, closed: bool) -> bool:
         one = secrets.randbelow(rows)
         if not any(tensor.dim() and len(tensor) == rows for tensor in tensors_in(self._given)):
             return False
@@ -245,6 +244,20 @@ def _copied(part: Any) -> Any:
 
 def _differentiable(result: Any) -> list[Tensor]:
     return [tensor for tensor in tensors_in(result) if tensor.requires_grad]
+
+
+def _one_within_another(nodes: set[Any]) -> bool:
+    """Whether one output is computed of another; the gradient of the one then holds that of the other."""
+    waiting = [following for node in nodes for following, _ in node.next_functions]
+    seen = set[Any]()
+    while waiting:
+        node = waiting.pop()
+        if node in nodes:
+            return True
+        if node is not None and node not in seen:
+            seen.add(node)
+            waiting += [following for following, _ in node.next_functions]
+    return False
 
 
 def _others_replaced(tensor: Tensor, rows: int, one: int) -> Tensor:

@@ -65,7 +65,7 @@ class SeparateRecords:
             return
         try:
             separate = graph is not None and graph.separate(rows, mean=self._mean)
-            alone = self._alone.ask(rows, closed=graph is not None and graph.closed)
+            alone = self._alone.ask(rows, graph)
         finally:
             self._alone.clear()
         if rows:
