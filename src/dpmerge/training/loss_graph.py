@@ -108,8 +108,7 @@ class LossGraph:
         for number in [*self.means, *(self.quotients if mean else [])]:
             if rows and number > 1 and number % rows:
                 raise _mixed(f"a mean over {number:g} numbers for {rows} records")
-        ignoring = any(bool(ignored.any()) for ignored in self.ignored)
-        return not (self.unknown or ignoring or self.quotients) and self.closed
+        return not (self.unknown or self.ignored or self.quotients) and self.closed
 
 
 def loss_graph(losses: Iterable[Tensor], outputs: Collection[Any], trained: Collection[int]) -> LossGraph:
@@ -146,7 +145,9 @@ def _note(found: LossGraph, name: str, node: Any, linear: bool) -> None:
     averaged = getattr(node, "_saved_reduction", None) == _MEAN
     if name in ("NllLoss", "NllLoss2D") and averaged:
         found.weighted |= node._saved_weight is not None
-        found.ignored.append(node._saved_target == node._saved_ignore_index)
+        ignored = node._saved_target == node._saved_ignore_index
+        if bool(ignored.any()):
+            found.ignored.append(ignored)
         found.means.append(node._saved_target.numel())
     elif name == "Mean":
         found.means.append(_averaged_over(node))

@@ -28,7 +28,7 @@ from dpmerge.errors import CannotRecord
 from dpmerge.training.loss_graph import LossGraph
 from dpmerge.training.row_prints import ModelInputs, tensors_in
 
-ASK_ABOUT_EVERY = 64
+ASK_ABOUT_EVERY = 128
 """Steps: the first is looked at, and each later one with a chance of one in so many."""
 FIRST_QUESTIONS = 8
 """Of batches of a single record, which say little, so many are looked at."""

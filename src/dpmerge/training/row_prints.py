@@ -63,16 +63,23 @@ class RowPrints:
             tensor = torch.view_as_real(tensor)
         if tensor.dim() < 2:
             tensor = tensor.reshape(-1, 1)
+        rows = tensor.flatten(1).to(torch.float32).contiguous()
         # 32 bits of each number in products of 64: a difference of round numbers, whose last bits are 0, shows as well.
-        bits = tensor.flatten(1).to(torch.float32).contiguous().view(torch.int32).to(torch.int64)
-        result: bytes = (bits * self._weights_of(bits)).sum(1).cpu().numpy().tobytes()
-        return result
+        weights = self._weights_of(rows)
+        if rows.device.type == "cpu":
+            sums: Any = np.einsum("ij,j->i", rows.numpy().view(np.int32), weights.numpy())
+        else:
+            sums = (rows.view(torch.int32).to(torch.int64) * weights).sum(1).cpu().numpy()
+        return bytes(sums.tobytes())
 
-    def _weights_of(self, bits: Tensor) -> Tensor:
-        key = bits.shape[1], bits.device
+    def _weights_of(self, rows: Tensor) -> Tensor:
+        key = rows.shape[1], rows.device
         if key not in self._weights:
-            weights = torch.randint(-(2**63), 2**63 - 1, (bits.shape[1],), generator=self._generator)
-            self._weights[key] = weights.to(bits.device)
+            known = self._weights.get((key[0], torch.device("cpu")))
+            if known is None:
+                known = torch.randint(-(2**63), 2**63 - 1, (key[0],), generator=self._generator)
+                self._weights[key[0], torch.device("cpu")] = known
+            self._weights[key] = known.to(rows.device)
         return self._weights[key]
 
 
