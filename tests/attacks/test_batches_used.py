@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from attacks.faults import must_notice
-from dpmerge.training import Recorder
-from dpmerge.training.batches import Batches, _Handed
+from dpmerge.training import Recorder, batches
+from dpmerge.training.batches import Batches
 from dpmerge.training.record_alone import RecordAlone
 from training.loops import CLASSES, FEATURES, QUIET, Private, data, mlp, private, recorded, refusing, watched
 
@@ -244,12 +244,13 @@ def test_changed_rows_need_somebodys_word(tmp_path: Path) -> None:
     assert (recorder.steps, recorder.manifest().record_losses) == (STEPS, "vouched")
 
 
-def test_nobodys_word_covers_a_batch_that_is_used_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("changed", [False, True])
+def test_nobodys_word_covers_a_batch_that_is_used_again(tmp_path: Path, changed: bool) -> None:
     run = poisson()
     with refusing(run, tmp_path, "is not, row by row, the batch drawn for it", separate_records=True, noise_seed=1):
         kept: dict[int, Tensor] = {}
         for inputs, targets in run.loader:
-            run.step([kept.setdefault(len(inputs), inputs), targets])
+            run.step([kept.setdefault(len(inputs), (inputs - 0.1) / 0.3 if changed else inputs), targets])
 
 
 # Fewer rows than were drawn.
@@ -389,6 +390,16 @@ def test_looking_again_does_not_change_training(tmp_path: Path) -> None:
     assert torch.equal(*results)
 
 
+def test_what_is_watched_is_put_back(tmp_path: Path) -> None:
+    run = poisson()
+    watched = (run.plain._forward_pre_hooks, run.plain._forward_hooks)
+    before = (DataLoader.__iter__, torch.autograd.backward, *map(dict, watched))
+    with recorded(run, tmp_path):
+        run.train(2, 5)
+        assert (DataLoader.__iter__, torch.autograd.backward, *map(dict, watched)) != before
+    assert (DataLoader.__iter__, torch.autograd.backward, *map(dict, watched)) == before
+
+
 # Each check, taken out.
 
 
@@ -396,9 +407,9 @@ def test_a_fault_that_takes_any_batch_for_the_one_drawn(tmp_path: Path) -> None:
     must_notice(
         lambda folder: test_one_shuffled_batch_for_all_steps_is_a_pass_each(folder, of_the_first, "copied"),
         tmp_path,
-        _Handed,
-        "use",
-        lambda *_: 0,
+        batches,
+        "_entered",
+        lambda waiting, _: next(iter(waiting), None),
     )
 
 
@@ -406,9 +417,9 @@ def test_a_fault_that_links_rows_of_earlier_batches(tmp_path: Path) -> None:
     must_notice(
         lambda folder: test_poisson_rows_of_an_earlier_batch(folder, "copied", "hooks"),
         tmp_path,
-        _Handed,
-        "use",
-        lambda handed, _: handed.draws - 1,
+        batches,
+        "_entered",
+        lambda waiting, _: next(iter(waiting), None),
     )
 
 

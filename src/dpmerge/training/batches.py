@@ -11,7 +11,7 @@ Of full batches it trusts that the batch used is the data: nothing has to be dra
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import TracebackType
@@ -56,12 +56,10 @@ class _Handed:
     steps: int = 0
     waiting: dict[int, Prints] = field(default_factory=dict)
 
-    def use(self, entered: Prints | None) -> int | None:
-        """The number of the batch that entered the model, which is used up by that; None if there is none."""
-        number = None if entered is None else next((n for n, batch in self.waiting.items() if entered <= batch), None)
-        if number is not None:
-            del self.waiting[number]
-        return number
+
+def _entered(waiting: Mapping[int, Prints], entered: Prints | None) -> int | None:
+    """The number of the waiting batch that entered the model, and nothing else did; None if there is none."""
+    return None if entered is None else next((n for n, batch in waiting.items() if entered <= batch), None)
 
 
 class Batches:
@@ -87,7 +85,7 @@ class Batches:
         self._steps = 0
         self._hands: _Handed | None = None  # the pass from which the loader handed out a batch last
         self._physical: _Handed | None = None  # the same, where BatchMemoryManager's own loader counts as well
-        self._used = set[int]()
+        self._used: dict[int, int] = {}  # where somebody vouches: what entered the model for which batch
         self._rows = 0
         self._number: int | None = None
         self._linked = True
@@ -125,16 +123,19 @@ class Batches:
         self._rows += rows
         if self.sampling is Sampling.FULL_BATCH:
             return
-        self._number = self._physical.use(entered) if self._physical is not None else None
-        if self._number is None:
-            self.linked = False
-            self._linked &= self._vouched and not self._used_before(entered)
-        elif self._vouched:
-            self._used |= {hash(rows) for rows in entered or ()}
-
-    def _used_before(self, entered: Prints | None) -> bool:
-        """Whether all of it entered the model in an earlier step: whoever vouches for that is wrong."""
-        return bool(entered) and all(hash(rows) in self._used for rows in entered or () if rows)
+        waiting = self._physical.waiting if self._physical is not None else {}
+        self._number = _entered(waiting, entered)
+        linked = self._number is not None
+        taken_for = self._number if linked else next(iter(waiting), None)
+        if linked or self._vouched:
+            batch = waiting.pop(taken_for, None)  # type: ignore[arg-type]
+            # What entered for another batch before is not made of this one, whoever vouches for it.
+            self._linked &= linked or self._used.get(hash(entered), hash(batch)) == hash(batch)
+        else:
+            self._linked = False
+        self.linked &= linked
+        if self._vouched:
+            self._used.setdefault(hash(entered), hash(batch))
 
     def stepped(self) -> None:
         """A logical step is about to be taken."""

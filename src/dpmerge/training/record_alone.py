@@ -1,7 +1,7 @@
 """One record, asked again: is what was clipped as its gradient its own?
 
 At the first step, and at others chosen by chance, the model is run again on the batch with every record but one
-replaced by its neighbour, under the same random numbers. Guarantees, of the steps looked at: the one record's outputs
+replaced by one other, under the same random numbers. Guarantees, of the steps looked at: the one record's outputs
 are the same among other records, and the gradient clipped as its own (with ghost clipping: its norm) is the gradient of
 those outputs under the loss's own derivative. A model that returns its loss is asked for the loss of two parts of the
 batch, which must add up.
@@ -143,11 +143,11 @@ class RecordAlone:
         return None if found is None else found[one].detach()
 
     def _loss_adds_up(self, rows: int) -> bool:
-        """The loss of the batch is that of two parts of it, chosen by chance, each weighed by its records."""
+        """The loss of the batch is that of two halves of it, each weighed by its records."""
         if rows == 1:
             return False
         order = torch.tensor(secrets.SystemRandom().sample(range(rows), rows))
-        size = 1 + secrets.randbelow(rows - 1)
+        size = rows // 2  # of halves chosen by chance, one long record shows in any case
         weights = (size / rows, 1 - size / rows) if self._mean else (1.0, 1.0)
         with self._asking() as asking, _without_dropout(self._module):
             if not asking:
@@ -261,10 +261,10 @@ def _one_within_another(nodes: set[Any]) -> bool:
 
 
 def _others_replaced(tensor: Tensor, rows: int, one: int) -> Tensor:
-    """Each record but one is its neighbour."""
+    """All records but one are one other: statistics of the batch change a lot by that, in a large batch too."""
     if tensor.dim() == 0 or len(tensor) != rows:
         return tensor
-    changed = tensor.roll(1, 0)
+    changed = tensor[(one + 1) % rows].expand_as(tensor).clone()
     changed[one] = tensor[one]
     return changed
 

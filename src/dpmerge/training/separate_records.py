@@ -50,7 +50,9 @@ class SeparateRecords:
     def _looks_at(self, losses: list[Tensor]) -> None:
         outputs = {output.grad_fn for output in self._alone.outputs if output.dim()}
         if self._alone.outputs and self._graph is None:  # ghost clipping's second pass is the first one, with factors
-            self._graph = loss_graph(losses, outputs, self._trained)
+            graph = loss_graph(losses, outputs, self._trained)
+            if graph.reached or not graph.closed:  # not another model's loss
+                self._graph = graph
 
     def entered(self) -> Prints | None:
         """What entered the model since this was last asked."""
