@@ -21,7 +21,6 @@ from safetensors.numpy import load_file
 
 import dpmerge as dpm
 from attacks.faults import must_notice
-from dpmerge.certificate.verification import verify
 from dpmerge.errors import CannotWrite, TensorMismatch
 from dpmerge.evaluation.evaluate import score_one
 from dpmerge.evaluation.merged_model import StoredModel
@@ -40,6 +39,7 @@ from dpmerge.releasing import release as releasing
 from dpmerge.releasing.place import default_ledger
 from dpmerge.releasing.rebuilding import rebuilt
 from dpmerge.releasing.recovery import recover
+from dpmerge.releasing.verifying import verify
 from merging.models import FLOATS, checkpoints, read_model, tensor, values_of
 from merging.models import write_run as write_stored
 from oracle import gaussian_mp

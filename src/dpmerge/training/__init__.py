@@ -9,9 +9,18 @@ except ImportError as missing:
 
 from dpmerge.portfolio.statement import Ancestry
 from dpmerge.training.features import BoundFeatures, bound_features
+from dpmerge.training.language_models import per_record_loss
 from dpmerge.training.noise import InsecureNoiseWarning
 from dpmerge.training.recorder import Recorder, record
 
 del opacus, safetensors, torch
 
-__all__ = ["Ancestry", "BoundFeatures", "InsecureNoiseWarning", "Recorder", "bound_features", "record"]
+__all__ = [
+    "Ancestry",
+    "BoundFeatures",
+    "InsecureNoiseWarning",
+    "Recorder",
+    "bound_features",
+    "per_record_loss",
+    "record",
+]

@@ -1,8 +1,9 @@
-"""How batches are really drawn, seen from the loader while it is used.
+"""How batches are really drawn and used, seen from the loader and from what enters the model.
 
 Guarantees: what is recorded is what happened: Poisson only where Opacus' sampler drew the batches, full batch only
-where every record is in every batch, and epochs that overlap or are cut short are not accounted as whole ones. A
-logical step is made of one draw, which no other step uses, and of no more gradients than that draw has records.
+where every record is in every batch, and epochs that overlap or are cut short, or whose batches are not used each once,
+are not accounted as whole ones. A logical step is made of one draw, which no other step uses, and of as many gradients
+as that draw has records; of Poisson batches, the rows that enter the model are those drawn for the step.
 Refuses: samplers that may draw a record twice, logical steps glued together from several draws, batches used twice.
 Of full batches it trusts that the batch used is the data: nothing has to be drawn anew for each step.
 """
@@ -10,8 +11,8 @@ Of full batches it trusts that the batch used is the data: nothing has to be dra
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from types import TracebackType
 from typing import Any
@@ -25,6 +26,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 
 from dpmerge.errors import CannotRecord
 from dpmerge.privacy.mechanisms import Sampling
+from dpmerge.training.row_prints import Prints, RowPrints
 
 WATCHED = "_dpmerge_watched"
 _RANDOM_BITS = 2**24
@@ -33,21 +35,41 @@ _RANDOM_BITS = 2**24
 
 @dataclass(eq=False)
 class _Pass:
-    """One pass over the loader."""
+    """One pass over the sampler: how many records each of its batches has."""
 
+    sizes: list[int] = field(default_factory=list)
+    steps: int = 0
     active: bool = True
     split: bool = False  # into physical batches, by BatchMemoryManager
+
+    @property
+    def draws(self) -> int:
+        return len(self.sizes)
+
+
+@dataclass(eq=False)
+class _Handed:
+    """One pass over a loader: what came out of it and waits to be used."""
+
+    drawn: _Pass | None = None
     draws: int = 0
     steps: int = 0
-    last: int = 0
-    largest: int = 0
+    waiting: dict[int, Prints] = field(default_factory=dict)
+
+
+def _entered(waiting: Mapping[int, Prints], entered: Prints | None) -> int | None:
+    """The number of the waiting batch that entered the model, and nothing else did; None if there is none."""
+    return None if entered is None else next((n for n, batch in waiting.items() if entered <= batch), None)
 
 
 class Batches:
     """The batches of one loader, watched from `__enter__` to `__exit__`."""
 
-    def __init__(self, loader: DataLoader[Any], optimizer: DPOptimizer) -> None:
+    def __init__(
+        self, loader: DataLoader[Any], optimizer: DPOptimizer, prints: RowPrints, *, vouched: bool = False
+    ) -> None:
         self._loader, self._optimizer = loader, optimizer
+        self._prints, self._vouched = prints, vouched
         self._sampler = _sampler(loader)
         try:
             self.records = len(loader.dataset)  # type: ignore[arg-type]
@@ -61,8 +83,14 @@ class Batches:
         self._passes: list[_Pass] = []
         self._current: _Pass | None = None
         self._steps = 0
-        self._hands: _Pass | None = None  # the pass from which a batch was handed out last
+        self._hands: _Handed | None = None  # the pass from which the loader handed out a batch last
+        self._physical: _Handed | None = None  # the same, where BatchMemoryManager's own loader counts as well
+        self._used: dict[int, int] = {}  # where somebody vouches: what entered the model for which batch
         self._rows = 0
+        self._number: int | None = None
+        self._linked = True
+        self.linked = True
+        """Whether all that entered the model was what had been drawn for it; of full batches nobody asks."""
 
     @property
     def rows(self) -> int:
@@ -91,13 +119,28 @@ class Batches:
         before, self._generator, self._sampler.generator = self._sampler.generator, generator, generator
         return before  # type: ignore[no-any-return]
 
-    def clipped(self, rows: int) -> None:
-        """Gradients of so many rows were clipped, each by itself, and added to the step's sum."""
+    def clipped(self, rows: int, entered: Prints | None) -> None:
+        """Gradients of so many rows, of what entered the model, were clipped and added to the step's sum."""
         if self._current is not None and self._current.split and not self._optimizer._step_skip_queue:
             raise CannotRecord(
                 "optimizer.step: called more often than BatchMemoryManager handed out batches; call it once for each"
             )
         self._rows += rows
+        if self.sampling is Sampling.FULL_BATCH:
+            return
+        waiting = self._physical.waiting if self._physical is not None else {}
+        self._number = _entered(waiting, entered)
+        linked = self._number is not None
+        taken_for = self._number if linked else next(iter(waiting), None)
+        if linked or self._vouched:
+            batch = waiting.pop(taken_for, None)  # type: ignore[arg-type]
+            # What entered for another batch before is not made of this one, whoever vouches for it.
+            self._linked &= linked or self._used.get(hash(entered), hash(batch)) == hash(batch)
+        else:
+            self._linked = False
+        self.linked &= linked
+        if self._vouched:
+            self._used.setdefault(hash(entered), hash(batch))
 
     def stepped(self) -> None:
         """A logical step is about to be taken."""
@@ -106,7 +149,8 @@ class Batches:
         ):
             raise CannotRecord("data_loader: the sampler's rate or generator was changed in the course of the run")
         full = self.sampling is Sampling.FULL_BATCH
-        drawn = self.records if full else self._drawn()
+        accepted = {self.records} if full else self._drawn()
+        drawn = min(accepted, key=lambda size: abs(size - self._rows))
         if full and self._rows != drawn:
             raise CannotRecord(
                 f"data_loader: a step was taken on {self._rows} of {drawn} records, but the loader gives full batches; "
@@ -117,11 +161,25 @@ class Batches:
                 f"data_loader: a step was taken on {self._rows} gradients, but its batch has {drawn} records; copies "
                 "of a record are clipped one by one and add up, so average them before clipping, or leave them out"
             )
+        if self._rows < drawn:
+            raise CannotRecord(
+                f"data_loader: a step was taken on {self._rows} gradients, but its batch has {drawn} records; leave no "
+                "record out, and let records come first in every layer (batch_first): the gradient of a time step is "
+                "one of all records"
+            )
+        if not self._linked and self.sampling is Sampling.POISSON:
+            raise CannotRecord(
+                f"data_loader: what entered the model in step {self._steps + 1} is not, row by row, the batch drawn "
+                "for it; train on that batch (moved, cast or reshaped is fine) and change records in the data set, in "
+                "collate_fn or within the model; or say separate_records=True if each row is made of one record drawn "
+                "for the step"
+            )
+        self._whole_epochs &= self._linked
         self._steps += 1
 
     def settled(self) -> None:
         """The gradients added so far were used, or refused; the next ones are another step's."""
-        self._rows = 0
+        self._rows, self._linked = 0, True
 
     def require_used_up(self) -> None:
         """A pass in which steps were taken left no batch out, not even its last one."""
@@ -129,10 +187,9 @@ class Batches:
         if self.sampling is Sampling.POISSON and hands is not None and 0 < hands.steps < hands.draws:
             raise _left_out(hands)
 
-    def _drawn(self) -> int:
-        """How many records the step's draw has; refused if there is no draw of its own."""
+    def _drawn(self) -> set[int]:
+        """How many records the step's draw has, as far as that is known; refused if there is no draw of its own."""
         current, hands = self._current, self._hands
-        ahead = self._loader.num_workers > 0  # workers draw batches long before they are used
         split = current is not None and current.split
         using = current if split else hands
         if current is None or using is None or using.steps >= using.draws:
@@ -141,12 +198,21 @@ class Batches:
                 "given; pass the loader make_private returned, train on it, and take one step for each batch"
             )
         using.steps += 1
-        if self.sampling is Sampling.POISSON and using.draws > using.steps and not (split and ahead):
+        # Workers draw batches long before they are used.
+        if self.sampling is Sampling.POISSON and using.draws > using.steps and not (split and self._loader.num_workers):
             raise _left_out(using)
-        return current.largest if ahead else current.last
+        if split:
+            return {current.sizes[current.steps - 1]}
+        drawn = hands.drawn if hands is not None else None
+        if drawn is None or hands is None:
+            return {current.sizes[-1]}
+        if not getattr(self._loader, "in_order", True) or (self._number is None and self.sampling is Sampling.SHUFFLED):
+            return set(drawn.sizes)
+        return {drawn.sizes[hands.draws - 1 if self._number is None else self._number]}
 
     def __enter__(self) -> Batches:
         watch, drawn_by, handed_by = self, type(self._sampler), type(self._loader)
+        any_loader = DataLoader.__iter__
 
         def draws(sampler: Any) -> Iterator[Any]:
             this = watch._begin()
@@ -159,22 +225,44 @@ class Batches:
 
         def batches(loader: Any) -> Iterator[Any]:
             watch.require_used_up()
-            this = watch._hands = _Pass()
+            this = watch._hands = _Handed()
             for batch in handed_by.__iter__(loader):
                 watch._hands = this
-                this.draws += 1
+                watch._handed(this, batch)
                 yield batch
+
+        def physical_batches(loader: Any) -> Iterator[Any]:
+            this = _Handed()
+            for batch in any_loader(loader):
+                watch._handed(this, batch)
+                yield batch
+
+        def iterate(loader: Any) -> Iterator[Any]:
+            theirs = loader is not watch._loader and _sampler(loader) is watch._sampler
+            return physical_batches(loader) if theirs else any_loader(loader)
 
         # Both stay what they are, of the same type; what comes out of them is counted.
         self._classes = drawn_by, handed_by
         self._sampler.__class__ = type(drawn_by.__name__, (drawn_by,), {"__iter__": draws, WATCHED: True})
         self._loader.__class__ = type(handed_by.__name__, (handed_by,), {"__iter__": batches})
+        # BatchMemoryManager makes a loader of its own, which draws from the same sampler.
+        self._any_loader = any_loader
+        DataLoader.__iter__ = iterate  # type: ignore[assignment,method-assign]
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._sampler.__class__, self._loader.__class__ = self._classes
+        DataLoader.__iter__ = self._any_loader  # type: ignore[method-assign]
+
+    def _handed(self, this: _Handed, batch: Any) -> None:
+        """A batch comes out of a loader."""
+        this.drawn = this.drawn or self._current
+        self._physical = this
+        if self.sampling is not Sampling.FULL_BATCH:
+            this.waiting[this.draws] = self._prints.of(batch)
+        this.draws += 1
 
     def signalled(self, do_skip: bool) -> None:
         """The optimizer was told whether the next physical batch ends a logical step."""
@@ -202,11 +290,10 @@ class Batches:
                 "twice; let BatchMemoryManager split one draw instead"
             )
         self._current = this
-        this.draws += 1
-        this.last, this.largest = records, max(this.largest, records)
+        this.sizes.append(records)
 
 
-def _left_out(this: _Pass) -> CannotRecord:
+def _left_out(this: _Pass | _Handed) -> CannotRecord:
     return CannotRecord(
         f"data_loader: of {this.draws} batches drawn in this pass only {this.steps} were used; leaving one out because "
         "of what is in it is a release of its own, so take a step for each, empty ones too"

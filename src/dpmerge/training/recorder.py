@@ -38,7 +38,9 @@ from dpmerge.training.loss_watch import LossWatch
 from dpmerge.training.noise import NoiseWatch, randomness, warn_insecure
 from dpmerge.training.noised_gradients import NoisedGradients
 from dpmerge.training.reference_optimizer import ReferenceOptimizer
+from dpmerge.training.row_prints import RowPrints
 from dpmerge.training.saving import ModelTensors
+from dpmerge.training.separate_records import SeparateRecords
 from dpmerge.training.smooth_models import derived_smoothness, warn_clipping
 from dpmerge.training.steps import MOST_BLOCKS, Step, StepReader, coarse_history, folded
 from dpmerge.training.tied_weights import require_measured
@@ -58,6 +60,8 @@ class Recorder:
         reader: StepReader,
         tensors: ModelTensors,
         batches: Batches,
+        records: SeparateRecords,
+        vouched: bool,
         smoothness: SmoothnessFacts | None,
         public_divisor: bool,
         source: NoiseWatch,
@@ -70,6 +74,8 @@ class Recorder:
         self._reader = reader
         self._tensors = tensors
         self._batches = batches
+        self._records = records
+        self._vouched = vouched
         self._smoothness = smoothness
         self._public_divisor = public_divisor
         self._source = source
@@ -96,7 +102,9 @@ class Recorder:
         taken = self._taken[:upto]
         if not taken:
             raise CannotRecord("no step has been taken yet, so there is nothing to record")
-        return _manifest(self._facts, self._mechanism(taken), checkpoints=self._saved, finished=self._finished)
+        losses = self._records.record_losses(linked=self._batches.linked, vouched=self._vouched)
+        facts = {**self._facts, "record_losses": losses}
+        return _manifest(facts, self._mechanism(taken), checkpoints=self._saved, finished=self._finished)
 
     def _mechanism(self, taken: Sequence[Step]) -> DpSgdFacts | HistoryFacts:
         blocks = folded(taken)
@@ -160,6 +168,7 @@ class Recorder:
             self._batches.require_used_up()
         except CannotRecord:
             # Every step was what it is said to be; only that it was the last one may be the doing of that batch.
+            self._facts |= {"stopping": "private"}
             self.rescue()
             raise
         if self._taken:
@@ -185,9 +194,11 @@ class Recorder:
         if self._loss is not None:
             self._require_stated_loss(self._loss)
         self._source.require_undisturbed(self._optimizer.generator)
-        self._batches.clipped(self._reader.clipped())
+        rows = self._reader.clipped()
+        self._batches.clipped(rows, self._records.entered())
         if self._gradients is not None:
             self._gradients.require_untouched()
+        self._records.require_own(rows)
 
     def _require_stated_loss(self, loss: LossWatch) -> None:
         """Refuse a loss that is not the stated one, and forget what was derived from it, of earlier steps too."""
@@ -258,6 +269,7 @@ def record(
     criterion: Any = None,
     feature_bound: float | None = None,
     most_records: int | None = None,
+    separate_records: bool = False,
     noise_seed: int | None = None,
     who: str | None = None,
 ) -> Iterator[Recorder]:
@@ -273,6 +285,8 @@ def record(
     public_divisor    under add_remove: is the expected batch size a constant fixed without looking at the data?
     criterion, feature_bound, most_records   to derive smoothness for one linear layer: the loss, a bound on the norm
                       of its input (or a `bound_features` layer before it), under add_remove a bound on the records
+    separate_records  you vouch, where it cannot be seen, that each row the model gets is made of one record drawn for
+                      the step, and has a loss of its own
     noise_seed        only to rebuild an example: a real run draws its noise from the operating system
     who               who vouches for all this
     """
@@ -283,7 +297,9 @@ def record(
         domain.integer("checkpoint_every", checkpoint_every, least=1)
     module: nn.Module = getattr(model, "_module", model)
     reader = StepReader(model, module, optimizer)
-    batches = Batches(data_loader, optimizer)
+    prints = RowPrints()
+    batches = Batches(data_loader, optimizer, prints, vouched=separate_records)
+    records_apart = SeparateRecords(model, module, optimizer, prints, ghost=reader.ghost)
     replace_one = adjacency_ is Adjacency.REPLACE_ONE
     divisor_is_public = _public_divisor(batches, reader, replace_one, public_divisor)
     records = batches.records if replace_one else _bound_on_records(batches, most_records)
@@ -334,6 +350,8 @@ def record(
         reader=reader,
         tensors=tensors,
         batches=batches,
+        records=records_apart,
+        vouched=separate_records,
         smoothness=smoothness,
         public_divisor=divisor_is_public,
         source=NoiseWatch(optimizer.generator if optimizer.secure_mode else source.noise),
@@ -348,6 +366,7 @@ def record(
             loss.attach(attached)
         recorder.watch(loss, attach(attached, recorder, reader, batches, optimizer, model, loss))
         attached.enter_context(batches)
+        records_apart.attach(attached)
         if not optimizer.secure_mode:
             attached.callback(setattr, optimizer, "generator", optimizer.generator)
             optimizer.generator = source.noise

@@ -111,7 +111,13 @@ class StepReader:
         if self._ghost:
             return self._rows_of_ghost()
         _require_precise(grad_samples(parameter)[0].dtype for parameter in self._optimizer.params)
-        return sum(len(part) for part in grad_samples(next(iter(self._optimizer.params))))
+        rows = {sum(len(part) for part in grad_samples(parameter)) for parameter in self._optimizer.params}
+        if len(rows) > 1:
+            raise CannotRecord(
+                f"model: {' and '.join(map(str, sorted(rows)))} gradients for different weights of one batch; each "
+                "record must have one of each, so let records come first in every layer (batch_first)"
+            )
+        return rows.pop()
 
     def _rows_of_ghost(self) -> int:
         computed, self._ghost_rows = self._ghost_rows, []

@@ -1,0 +1,200 @@
+"""Whether each record has a loss of its own, read from the graph of the loss before its gradients are computed.
+
+Guarantees: where `separate` is true, the loss is a sum, or a mean over a multiple of the records, of numbers each of
+which depends on one record's outputs and targets (cross-entropy, squared error and their like, or `per_record_loss`).
+Refuses means whose divisor depends on other records: over the targets that are not to be ignored, with class weights,
+over a number of tokens that is no multiple of the records. Each record's gradient is then scaled by what the others
+are, before it is clipped, and one record changes all of them.
+Says "not known" of everything else: a product or a quotient may be one record's own, and may be not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dpmerge.errors import CannotRecord
+
+_MEAN = 1  # torch's number for reduction="mean"
+# Each number comes from one number, or they are added up.
+_LINEAR = frozenset(
+    {
+        "Add",
+        "Alias",
+        "BackwardHookFunction",
+        "Clone",
+        "Mean",
+        "Neg",
+        "NllLoss",
+        "NllLoss2D",
+        "Permute",
+        "ReshapeAlias",
+        "Select",
+        "Slice",
+        "Squeeze",
+        "Sub",
+        "Sum",
+        "T",
+        "ToCopy",
+        "Transpose",
+        "UnsafeView",
+        "Unsqueeze",
+        "View",
+    }
+)
+_BY_ELEMENT = frozenset(
+    {
+        "Abs",
+        "BinaryCrossEntropy",
+        "BinaryCrossEntropyWithLogits",
+        "Exp",
+        "HuberLoss",
+        "Log",
+        "LogSigmoid",
+        "MseLoss",
+        "Pow",
+        "Sigmoid",
+        "SmoothL1Loss",
+        "SoftMarginLoss",
+    }
+)
+_BY_ROW = frozenset({"LogSoftmax", "Softmax"})  # over classes
+_MOST_NODES = 10_000
+"""More are a whole model, whose loss is not computed of its outputs."""
+_REDUCTIONS = frozenset({"Sum", "Mean"})
+
+
+class OwnLosses(torch.autograd.Function):
+    """A mark in the graph: what goes through here is one loss a record, each computed of that record alone."""
+
+    @staticmethod
+    def forward(_: Any, losses: Tensor) -> Tensor:
+        return losses.view_as(losses)
+
+    @staticmethod
+    def backward(_: Any, *gradients: Any) -> Any:
+        return gradients[0]
+
+
+@dataclass
+class LossGraph:
+    """What was seen between a loss and the model's outputs."""
+
+    means: list[int] = field(default_factory=list)  # over how many numbers
+    ignored: list[Tensor] = field(default_factory=list)  # which targets of a mean are
+    quotients: list[float] = field(default_factory=list)  # divisors of sums
+    weighted: bool = False
+    unknown: set[str] = field(default_factory=set)
+    closed: bool = True  # no path to a trained tensor but through the model's outputs
+    reached: set[Any] = field(default_factory=set)  # the outputs it is computed of
+
+    def separate(self, rows: int, *, mean: bool) -> bool:
+        """Whether each of so many records has a loss of its own; refused where it surely has not."""
+        if self.weighted:
+            raise _mixed("a mean with class weights divides by the weights of all records' classes")
+        for ignored in self.ignored:
+            if rows and ignored.numel() % rows == 0:
+                used = (~ignored).reshape(rows, -1).sum(1)
+                low, high = int(used.min()), int(used.max())
+                if low != high:
+                    raise _mixed(
+                        f"a mean over all targets of the batch that are not to be ignored, of which a record has {low} "
+                        f"to {high}"
+                    )
+        for number in [*self.means, *(self.quotients if mean else [])]:
+            if rows and number > 1 and number % rows:
+                raise _mixed(f"a mean over {number:g} numbers for {rows} records")
+        return not (self.unknown or self.ignored or self.quotients) and self.closed
+
+
+def loss_graph(losses: Iterable[Tensor], outputs: Collection[Any], trained: Collection[int]) -> LossGraph:
+    """Look at all that lies between losses and the nodes of the model's outputs; `trained` are ids of parameters."""
+    found = LossGraph()
+    waiting = [(loss.grad_fn, True, False) for loss in losses]
+    seen = set[tuple[Any, bool, bool]]()
+    while waiting:
+        # Is all between here and the loss linear? Is it marked as one loss a record?
+        node, linear, own = place = waiting.pop()
+        if node is None or place in seen:
+            continue
+        seen.add(place)
+        if len(seen) > _MOST_NODES:
+            found.unknown.add(f"a graph of more than {_MOST_NODES} nodes")
+            return found
+        if node in outputs:
+            found.reached.add(node)
+            continue
+        if id(getattr(node, "variable", None)) in trained:
+            found.closed = False
+            continue
+        name = node.name().removesuffix("Backward0").removesuffix("Backward1").removesuffix("Backward")
+        own |= name == OwnLosses.__name__
+        if not own:
+            _note(found, name, node, linear)
+        linear &= name in _LINEAR
+        waiting += [(following, linear, own) for following, _ in node.next_functions]
+    return found
+
+
+def _note(found: LossGraph, name: str, node: Any, linear: bool) -> None:
+    """What one node between the loss and the outputs says."""
+    averaged = getattr(node, "_saved_reduction", None) == _MEAN
+    if name in ("NllLoss", "NllLoss2D") and averaged:
+        found.weighted |= node._saved_weight is not None
+        ignored = node._saved_target == node._saved_ignore_index
+        if bool(ignored.any()):
+            found.ignored.append(ignored)
+        found.means.append(node._saved_target.numel())
+    elif name == "Mean":
+        found.means.append(_averaged_over(node))
+    elif averaged:
+        found.means.append(node._saved_self.numel())
+    elif name == "Div" and node.next_functions[0][0] is not None:
+        divisor = node._saved_other
+        above_sum = node.next_functions[0][0].name().startswith("Sum")
+        if divisor is not None and divisor.numel() == 1 and above_sum:
+            found.quotients.append(float(divisor))
+    if name in ("Add", "Sub") and not _of_equal_shapes(node):
+        found.unknown.add(f"{name} of unequal shapes, which compares every record with every other")
+    if name in _REDUCTIONS and not linear:
+        found.unknown.add(f"{name} within the loss")
+    elif name in _BY_ROW and _dimension(node) == 0:
+        found.unknown.add(f"{name} over dimension 0")
+    elif name not in _LINEAR | _BY_ELEMENT | _BY_ROW:
+        found.unknown.add(name)
+
+
+def _of_equal_shapes(node: Any) -> bool:
+    inputs = [following._input_metadata[place] for following, place in node.next_functions if following is not None]
+    return all(each.shape == node._input_metadata[0].shape for each in inputs)
+
+
+def _averaged_over(node: Any) -> int:
+    """How many numbers a mean is of; one over other dimensions than the first is within records."""
+    sizes, dimensions = node._saved_self_sym_sizes, getattr(node, "_saved_dim", None)
+    if dimensions is None or not sizes:
+        return int(node._saved_self_sym_numel)
+    places = {_signed(place) % len(sizes) for place in dimensions} or set(range(len(sizes)))
+    return int(torch.Size([sizes[place] for place in places]).numel()) if 0 in places else 1
+
+
+def _dimension(node: Any) -> int:
+    dimension, result = _signed(node._saved_dim), node._saved_result
+    return int(dimension % max(1, result.dim()))
+
+
+def _signed(number: int) -> int:
+    """torch shows −1 as 2⁶⁴ − 1."""
+    return number - 2**64 if number >= 2**63 else number
+
+
+def _mixed(what: str) -> CannotRecord:
+    return CannotRecord(
+        f"criterion: {what}, so each record's gradient is scaled by the others before it is clipped; give each record "
+        "a loss of its own: dpmerge.training.per_record_loss(logits, labels) for language models, otherwise "
+        "reduction='none' and a mean over records"
+    )

@@ -1,0 +1,113 @@
+"""Which records enter the model: fingerprints of the rows a loader hands out, and of the rows the model is given.
+
+Guarantees: two rows of equal values have equal fingerprints, on any device, before and after a cast to single precision
+and whatever shape a row is given; unequal rows of equal length have equal ones with a chance below 2⁻³², whoever chose
+them, because the weights of the sum are secret. A batch is used where each tensor that enters the model is a tensor
+of that batch, row by row.
+Keeps nothing of the data but these numbers, in memory, for as long as a batch waits to be used.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dpmerge.training.noise import from_os_entropy
+
+Prints = frozenset[bytes]
+"""One entry for each tensor: the fingerprints of its rows, in order."""
+
+_DEEPEST = 5
+"""How far down in lists, dictionaries and objects tensors are looked for."""
+
+
+def tensors_in(content: Any, depth: int = 0) -> Iterator[Tensor]:
+    """All tensors within a batch, the arguments of a model or its outputs, in order."""
+    if isinstance(content, Tensor):
+        yield content
+    elif isinstance(content, np.ndarray) and content.dtype.kind in "biuf":
+        yield torch.from_numpy(np.array(content, dtype=np.float32))
+    elif depth < _DEEPEST:
+        parts: Any = ()
+        if isinstance(content, Mapping):
+            parts = content.values()
+        elif isinstance(content, list | tuple):
+            parts = content
+        elif hasattr(content, "__dict__") and not isinstance(content, type | nn.Module):
+            parts = vars(content).values()
+        for part in parts:
+            yield from tensors_in(part, depth + 1)
+
+
+class RowPrints:
+    """Fingerprints under weights that nobody knows."""
+
+    def __init__(self) -> None:
+        self._generator = from_os_entropy(torch.device("cpu"))
+        self._weights: dict[tuple[int, torch.device], Tensor] = {}
+
+    def of(self, content: Any) -> Prints:
+        """The fingerprints of all tensors within."""
+        with torch.no_grad():
+            return frozenset(self._rows(tensor.detach()) for tensor in tensors_in(content))
+
+    def _rows(self, tensor: Tensor) -> bytes:
+        if tensor.is_nested:
+            return secrets.token_bytes(8)  # not looked into, so never recognised
+        if tensor.layout is not torch.strided:
+            tensor = tensor.to_dense()
+        if tensor.is_complex():
+            tensor = torch.view_as_real(tensor)
+        if tensor.dim() < 2:
+            tensor = tensor.reshape(-1, 1)
+        rows = tensor.flatten(1).to(torch.float32).contiguous()
+        # 32 bits of each number in products of 64: a difference of round numbers, whose last bits are 0, shows as well.
+        weights = self._weights_of(rows)
+        if rows.device.type == "cpu":
+            sums: Any = np.einsum("ij,j->i", rows.numpy().view(np.int32), weights.numpy())
+        else:
+            sums = (rows.view(torch.int32).to(torch.int64) * weights).sum(1).cpu().numpy()
+        return bytes(sums.tobytes())
+
+    def _weights_of(self, rows: Tensor) -> Tensor:
+        key = rows.shape[1], rows.device
+        if key not in self._weights:
+            known = self._weights.get((key[0], torch.device("cpu")))
+            if known is None:
+                known = torch.randint(-(2**63), 2**63 - 1, (key[0],), generator=self._generator)
+                self._weights[key[0], torch.device("cpu")] = known
+            self._weights[key] = known.to(rows.device)
+        return self._weights[key]
+
+
+class ModelInputs:
+    """What enters the model in the passes whose gradients are clipped."""
+
+    def __init__(self, module: nn.Module, prints: RowPrints) -> None:
+        self._module, self._prints = module, prints
+        self._trained = [layer for layer in module.modules() if any(p.requires_grad for p in layer.parameters(False))]
+        self._entered: list[Prints] = []
+        self.quiet = False  # the recorder itself is asking
+
+    def attach(self, attached: ExitStack) -> None:
+        """Watch until the stack is closed."""
+        attached.callback(self._module.register_forward_pre_hook(self._enters, with_kwargs=True).remove)
+
+    def counts(self) -> bool:
+        """Whether a pass that begins now is one whose gradients are kept row by row, as Opacus decides it."""
+        return not self.quiet and torch.is_grad_enabled() and any(layer.training for layer in self._trained)
+
+    def _enters(self, _: nn.Module, args: Any, kwargs: Any) -> None:
+        if self.counts():
+            self._entered.append(self._prints.of((args, kwargs)))
+
+    def taken(self) -> Prints | None:
+        """All that entered since this was last asked; None if nothing did."""
+        entered, self._entered = self._entered, []
+        return frozenset().union(*entered) if any(entered) else None
