@@ -20,8 +20,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 demo: $(INSTALLED)  ## the whole story on a shipped portfolio: inspect, plan, merge, verify, audit, ledger, report
 	$(BIN)/python examples/demo.py
 
-test: $(INSTALLED) chromium  ## all tests, doctests included
-	$(BIN)/python -m pytest
+# A file of tests stays on one core: its fixtures are made once.
+test: $(INSTALLED) chromium  ## all tests, doctests included, on both cores
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 # The report is opened in a browser. Where none may be installed, that test says so and is skipped.
 chromium:

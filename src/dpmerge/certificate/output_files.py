@@ -42,13 +42,13 @@ def file_checks(path: Path, certificate: Certificate, allow_extra: Iterable[str]
         if name in allowed and name not in own:
             excepted.append(name)
         elif what != "file":
-            wrong += [] if name in certificate.subjects else [f"{_shown(name)} is {what}"]
+            wrong += [] if name in certificate.subjects else [f"{name} is {what}"]
         elif name not in own:
-            wrong.append(f"{_shown(name)} is not covered by the certificate")
+            wrong.append(f"{name} is not covered by the certificate")
     more = [f"… and {len(wrong) - _SHOWN} more"] if len(wrong) > _SHOWN else []
     yield Check("files", not wrong, (*wrong[:_SHOWN], *more))
     if excepted:
-        yield Check("other files", None, (f"not covered, as allowed: {', '.join(map(_shown, sorted(excepted)))}",))
+        yield Check("other files", None, (f"not covered, as allowed: {', '.join(sorted(excepted))}",))
 
 
 def _relative(name: str) -> str:
@@ -113,8 +113,4 @@ def _pointing_elsewhere(path: Path, subjects: Collection[str]) -> Iterator[str]:
         places = content.get("weight_map") if isinstance(content, dict) else None
         for place in sorted({str(each) for each in places.values()} if isinstance(places, dict) else ()):
             if str(PurePosixPath(name).parent / place) not in subjects:
-                yield f"{name} points to {_shown(place)}, which the certificate does not cover"
-
-
-def _shown(name: str) -> str:
-    return name if name.isprintable() else ascii(name)
+                yield f"{name} points to {place}, which the certificate does not cover"
