@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,8 +16,21 @@ from dpmerge.certificate.keys import read_private
 from dpmerge.certificate.predicate import Declared, Version
 from dpmerge.documents import validated
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
 FOREIGN = "ab" * 16
 """The id of a ledger that nobody has."""
+
+
+def example_of_0_1(name: str, home: Path) -> Path:
+    """A copy of an example whose manifests state no more than version 0.1 knew, so that version 1 can speak of it."""
+    shutil.copytree(EXAMPLES / name, home)
+    for file in home.glob("*/privacy.json"):
+        facts = json.loads(file.read_text())
+        for later in ("stopping", "schedule", "record_losses"):
+            del facts[later]
+        file.write_text(json.dumps(facts))
+    return home
 
 
 def certificate_in(folder: Path) -> Certificate:

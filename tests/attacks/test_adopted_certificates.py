@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 import dpmerge as dpm
 from attacks.faults import must_notice
-from attacks.forging import forged
+from attacks.forging import example_of_0_1, forged
 from dpmerge.certificate import keys
 from dpmerge.certificate.predicate import Version
 from dpmerge.cli import app
@@ -33,7 +33,6 @@ from dpmerge.releasing.place import LEDGER_NAME
 from dpmerge.releasing.recovery import adopt
 from dpmerge.releasing.verifying import verify
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 DELTA = 1e-5
 TRUE, CLAIMED, EVERYTHING = 0.4948, 0.0505, 1.6509
 BOOK = Book("mnist-train", "record", "replace_one")
@@ -58,7 +57,7 @@ def target(epsilon: float) -> dpm.Guarantee:
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Lost:
     folder = tmp_path_factory.mktemp("original")
-    home = shutil.copytree(EXAMPLES / "mnist", folder / "mnist")
+    home = example_of_0_1("mnist", folder / "mnist")
     portfolio = Portfolio.load(home, contents=False)
     dpm.release(stated_weights(portfolio, {"ladder-1@20": 1.0}, target(2)), out=folder / "first")
     shutil.copy(home / LEDGER_NAME, folder / "backup")
@@ -173,7 +172,7 @@ class TestWhatEverythingIs:
 
     def test_runs_of_the_portfolio_and_of_the_ledger_each_to_its_last_step(self, lost: Lost, tmp_path: Path) -> None:
         """A listing of a few runs, and a ledger that knows others of the same data."""
-        probe = Portfolio.load(shutil.copytree(EXAMPLES / "probe", tmp_path / "probe"), contents=False)
+        probe = Portfolio.load(example_of_0_1("probe", tmp_path / "probe"), contents=False)
         place = lost.home / LEDGER_NAME
         dpm.release(stated_weights(probe, {"s64@1": 1.0}, target(2)), out=tmp_path / "s64", ledger=place)
         listing = lost.home / "few.yaml"

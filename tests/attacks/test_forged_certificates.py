@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import dpmerge as dpm
 from attacks.faults import must_notice
-from attacks.forging import FOREIGN, certificate_in, forged
+from attacks.forging import FOREIGN, certificate_in, example_of_0_1, forged
 from certificate.outputs import certified
 from dpmerge.certificate import keys, predicate, provenance
 from dpmerge.certificate.card import CARD_NAME
@@ -35,7 +35,6 @@ from dpmerge.releasing import verifying
 from dpmerge.releasing.place import LEDGER_NAME
 from dpmerge.releasing.verifying import verify
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 PLANS = Path(__file__).parents[1] / "data" / "plans"
 DELTA = 1e-5
 HONEST, CLAIMED, TRUE = 0.3, 0.000657404, 2.258
@@ -57,7 +56,7 @@ def target(epsilon: float) -> dpm.Guarantee:
 @pytest.fixture(scope="module")
 def honest(tmp_path_factory: pytest.TempPathFactory) -> Made:
     folder = tmp_path_factory.mktemp("honest")
-    home = shutil.copytree(EXAMPLES / "probe", folder / "probe")
+    home = example_of_0_1("probe", folder / "probe")
     dpm.release(dpm.plan(dpm.Portfolio.load(home), target(HONEST)), out=folder / "out", final=True)
     return Made(home, folder / "out")
 
@@ -65,7 +64,7 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> Made:
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
     folder = tmp_path_factory.mktemp("two")
-    home = shutil.copytree(EXAMPLES / "mnist", folder / "mnist")
+    home = example_of_0_1("mnist", folder / "mnist")
     for name, run in (("cheap", "ladder-1@20"), ("costly", "c2-s32@20")):
         weights = {run: 0.5, "ladder-2@20": 0.5}
         planned = stated_weights(dpm.Portfolio.load(home, contents=False), weights, target(2))
@@ -232,7 +231,7 @@ class TestVersionOne:
     def test_its_bytes_are_what_they_were(self, tmp_path: Path, name: str) -> None:
         """A release ordered by 0.1 is finished, and handed out again, with the certificate it always had."""
         example = name.split("-")[0]
-        home = shutil.copytree(EXAMPLES / example, tmp_path / example)
+        home = example_of_0_1(example, tmp_path / example)
         out = certified(tmp_path / "out", self.planned(home, name), version=1).path
         found = [hashlib.sha256((out / file).read_bytes()).hexdigest() for file in (CERTIFICATE_NAME, CARD_NAME)]
         assert tuple(found) == WRITTEN_BY_0_1[name]
@@ -242,7 +241,7 @@ class TestVersionOne:
 
     def test_its_commitments_alone_are_not_believed(self, tmp_path: Path) -> None:
         """Made by who has the salt, even: a forger's would look the same."""
-        home = shutil.copytree(EXAMPLES / "probe", tmp_path / "probe")
+        home = example_of_0_1("probe", tmp_path / "probe")
         out = certified(tmp_path / "out", self.planned(home, "probe-0.3"), version=1).path
         result = verify(out, portfolio=home)
         assert failing(result) == {"ledger"}
@@ -283,7 +282,7 @@ class TestVersionOne:
     @pytest.mark.parametrize("version", [1, 2])
     def test_a_release_that_was_charged_and_never_sealed(self, tmp_path: Path, version: Version) -> None:
         """Its entry and terms are there; which files it is, the ledger does not know."""
-        home = shutil.copytree(EXAMPLES / "probe", tmp_path / "probe")
+        home = example_of_0_1("probe", tmp_path / "probe")
         planned = self.planned(home, "probe-0.3")
         manifests = [run.manifest for run in planned.portfolio.runs]
         named = {"identities": identities(manifests), "marks": noise_marks(manifests)}

@@ -106,7 +106,7 @@ def _print(result: Verification, console: Console) -> None:
     unchecked = [check.found[0] for check in result.checks if check.name == "signature" and check.passed is None]
     if unchecked:
         bound = any(check.name == "binding" and check.passed for check in result.checks)
-        who = "who has the portfolio's salt stated those" if bound else "who states those is not known"
+        who = "whoever keeps the portfolio stated those" if bound else "who states those is not known"
         words = f"the figures follow from the terms; {who}"
         console.print(Text(f"{unchecked[0].capitalize()}: {words}."))
     doubts = sorted({caveat["name"].replace("_", " ") for caveat in content["caveats"]})
