@@ -20,7 +20,7 @@ from dpmerge.merging.recipe_files import build
 from dpmerge.portfolio.manifest import MANIFEST_NAME, Manifest
 from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.portfolio.recipe import Recipe
-from dpmerge.training import recorder, saving
+from dpmerge.training import recording, saving
 from training.loops import (
     CLASSES,
     FEATURES,
@@ -256,7 +256,7 @@ def test_ghost_clipping_of_one_weight_in_two_kinds_of_layers(tmp_path: Path) -> 
     assert gradient_per_record(two_kinds_of_layers("ghost")) > 1.1
     ghost_clipping_of_one_weight_in_two_kinds_of_layers(tmp_path)
     (tmp_path / "faults").mkdir()
-    fault = (recorder, "require_measured", lambda *_: None)
+    fault = (recording, "require_measured", lambda *_: None)
     must_notice(ghost_clipping_of_one_weight_in_two_kinds_of_layers, tmp_path / "faults", *fault)
 
 

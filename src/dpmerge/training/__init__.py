@@ -11,7 +11,8 @@ from dpmerge.portfolio.statement import Ancestry
 from dpmerge.training.features import BoundFeatures, bound_features
 from dpmerge.training.language_models import per_record_loss
 from dpmerge.training.noise import InsecureNoiseWarning
-from dpmerge.training.recorder import Recorder, record
+from dpmerge.training.recorder import Recorder
+from dpmerge.training.recording import record
 
 del opacus, safetensors, torch
 
