@@ -135,14 +135,17 @@ def test_each_shuffled_batch_once_is_one_pass(tmp_path: Path, batches: str, touc
 
 
 def test_shuffled_batches_whose_inputs_cannot_be_recognised(tmp_path: Path) -> None:
-    """Normalised outside the model: who says nothing pays for a pass each step; who vouches is named for it."""
-    for vouched, passes, losses in ((False, 1, "unknown"), (True, BATCHES, "vouched")):
-        run = shuffled()
-        with recorded(run, tmp_path / str(vouched), separate_records=vouched) as recorder:
-            for inputs, targets in run.loader:
-                run.step([(inputs - 0.1) / 0.3, targets])
-        facts = recorder.manifest()
-        assert (facts.mechanism.steps_per_epoch, facts.record_losses) == (passes, losses)
+    """Normalised outside the model: one record might be several rows of a step; who vouches for it is named."""
+    run = shuffled()
+    with refusing(run, tmp_path / "unsaid", "not, row by row, the batch drawn"):
+        for inputs, targets in run.loader:
+            run.step([(inputs - 0.1) / 0.3, targets])
+    run = shuffled()
+    with recorded(run, tmp_path / "vouched", separate_records=True) as recorder:
+        for inputs, targets in run.loader:
+            run.step([(inputs - 0.1) / 0.3, targets])
+    facts = recorder.manifest()
+    assert (facts.mechanism.steps_per_epoch, facts.record_losses) == (BATCHES, "vouched")
 
 
 # Poisson: q = 0.05, 20 steps, σ = 2. Drawn anew for each step that costs 0.845; one batch kept for all of them 6.9.
@@ -446,3 +449,76 @@ def test_a_fault_that_asks_no_record(tmp_path: Path) -> None:
         "ask",
         lambda *_, **__: None,
     )
+
+
+# Full batches: what enters the model is the data, each record once
+
+
+def balanced(inputs: Tensor, targets: Tensor) -> list[Tensor]:
+    """As many rows as there are records, one of them many times."""
+    rows = torch.arange(len(inputs))
+    rows[1:20] = 0
+    return [inputs[rows], targets[rows]]
+
+
+FULL: dict[str, Callable[[Tensor, Tensor], list[Tensor]]] = {
+    "a record many times": balanced,
+    "standardised by the batch": lambda x, y: [(x - x.mean(0)) / x.std(0), y],
+    "other data of the same size": lambda x, y: [torch.randn_like(x), y],
+}
+
+
+def full_batch(folder: Path, name: str) -> None:
+    """One record in 24 rows: recorded as 1.99 at σ = 4, true 113."""
+    run = private(batches="full", noise=4.0)
+    with refusing(run, folder / "run", "not, row by row, the batch drawn"):
+        for inputs, targets in run.loader:
+            run.step(FULL[name](inputs, targets))
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_full_batches_that_are_not_the_data(tmp_path: Path, name: str) -> None:
+    full_batch(tmp_path, name)
+
+
+def test_full_batches_are_compared(tmp_path: Path) -> None:
+    must_notice(
+        lambda folder: full_batch(folder, "a record many times"), tmp_path, Batches, "_is_full", lambda *_: True
+    )
+
+
+def test_one_part_of_a_full_batch_for_all_of_them(tmp_path: Path) -> None:
+    run = private(batches="full")
+    quarters = BatchMemoryManager(data_loader=run.loader, max_physical_batch_size=12, optimizer=run.optimizer)
+    with refusing(run, tmp_path / "run", "not, row by row, the batch drawn"), quarters as split:
+        first = None
+        for batch in split:
+            first = first or batch
+            run.step(first)
+
+
+def test_a_full_batch_taken_once_and_used_ever_since(tmp_path: Path) -> None:
+    run = private(batches="full")
+    with recorded(run, tmp_path) as recorder:
+        batch = next(iter(run.loader))
+        for _ in range(3):
+            run.step(batch)
+            with torch.no_grad():
+                for inputs, _targets in run.loader:
+                    run.model(inputs)
+    assert recorder.manifest().record_losses == "checked"
+
+
+def reseeded(folder: Path) -> None:
+    """Batches drawn from a seed that is known: recorded as 31.2 for 100 steps, true 111 (no amplification)."""
+    run = private()
+    with refusing(run, folder / "run", "the generator of the sampler was seeded"):
+        for epoch in range(2):
+            run.loader.batch_sampler.generator.manual_seed(epoch)  # type: ignore[union-attr]
+            for batch in run.loader:
+                run.step(batch)
+
+
+def test_a_sampler_that_is_seeded_in_the_course_of_the_run(tmp_path: Path) -> None:
+    reseeded(tmp_path)
+    must_notice(reseeded, tmp_path, Batches, "_require_unpredicted", lambda self: None)

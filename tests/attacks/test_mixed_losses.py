@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from torch.utils.data import TensorDataset
 
 from attacks.faults import must_notice
 from dpmerge.errors import InvalidInput
-from dpmerge.training import per_record_loss
+from dpmerge.training import loss_graph, per_record_loss
 from dpmerge.training.loss_graph import LossGraph
 from dpmerge.training.record_alone import RecordAlone
 from training.loops import CLASSES, FEATURES, QUIET, Private, data, private, recorded, refusing, watched
@@ -342,3 +343,103 @@ def test_a_fault_that_takes_unknown_operations_for_known(tmp_path: Path) -> None
         "separate",
         trusting,
     )
+
+
+# Functions of the whole batch between the outputs and the gradients: nobody may call them checked
+
+WHOLE_BATCH: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "flooding": lambda out, y: ((functional.cross_entropy(out, y) - 0.5).abs() + 0.5).backward(),
+    "a logarithm of the loss": lambda out, y: functional.cross_entropy(out, y).log().backward(),
+    "a gradient given to backward": lambda out, y: functional.cross_entropy(out, y).backward(
+        gradient=torch.tensor(3.0)
+    ),
+    "a mean of detached outputs taken off": lambda out, y: functional.cross_entropy(
+        out - out.detach().mean(0), y
+    ).backward(),
+    "records in the place of classes": lambda out, y: functional.cross_entropy(
+        out.T.reshape(-1, CLASSES), y
+    ).backward(),
+    "weights of the batch": lambda out, y: functional.binary_cross_entropy_with_logits(
+        out, functional.one_hot(y, CLASSES).float(), pos_weight=out.detach().abs().mean(0)
+    ).backward(),
+    "a sum where the optimizer divides by the expected batch": lambda out, y: functional.cross_entropy(
+        out, y, reduction="sum"
+    ).backward(),
+}
+
+
+def whole_batch(folder: Path, name: str) -> None:
+    """Flooding was `checked` and recorded as 1.99 where 383 is true; the others 10 to 69."""
+    run = private(batches="full", noise=4.0)
+    with recorded(run, folder / "run") as recorder:
+        for inputs, targets in run.loader:
+            run.optimizer.zero_grad()
+            WHOLE_BATCH[name](run.model(inputs), targets)
+            run.optimizer.step()
+    assert recorder.manifest().record_losses == "unknown"
+
+
+@pytest.mark.parametrize("name", WHOLE_BATCH)
+def test_what_is_a_function_of_the_whole_batch_is_not_called_checked(tmp_path: Path, name: str) -> None:
+    whole_batch(tmp_path, name)
+
+
+def test_functions_of_totals_are_noticed_by_their_own_check(tmp_path: Path) -> None:
+    must_notice(
+        lambda folder: whole_batch(folder, "a logarithm of the loss"),
+        tmp_path,
+        loss_graph,
+        "_input_shape",
+        lambda node: torch.Size([2]),
+    )
+
+
+def test_a_hook_on_the_loss_is_seen(tmp_path: Path) -> None:
+    run = private(batches="full")
+    with recorded(run, tmp_path) as recorder:
+        for inputs, targets in run.loader:
+            run.optimizer.zero_grad()
+            loss = run.criterion(run.model(inputs), targets)
+            size = loss.item()
+            loss.register_hook(lambda gradient, size=size: gradient / size)
+            loss.backward()
+            run.optimizer.step()
+    assert recorder.manifest().record_losses == "unknown"
+
+
+def test_soft_targets_are_recorded(tmp_path: Path) -> None:
+    run = private(batches="full")
+    with recorded(run, tmp_path) as recorder:
+        for inputs, targets in run.loader:
+            run.optimizer.zero_grad()
+            functional.cross_entropy(run.model(inputs), functional.one_hot(targets, CLASSES).float()).backward()
+            run.optimizer.step()
+    assert recorder.steps == 1
+
+
+def test_an_embedding_with_padding_is_recorded(tmp_path: Path) -> None:
+    """Opacus gives the padding a gradient and torch does not: it is the record's own all the same."""
+    words = torch.arange(48 * 3).reshape(48, 3) % 7  # every record has a 0 in it, or its neighbour has
+    model = nn.Sequential(nn.Embedding(7, 5, padding_idx=0), nn.Flatten(), nn.Linear(15, CLASSES))
+    run = private(model, dataset=TensorDataset(words, torch.arange(48) % CLASSES), batches="full")
+    with recorded(run, tmp_path) as recorder:
+        run.train(4)
+    assert recorder.manifest().record_losses == "checked"
+
+
+def test_what_was_called_checked_is_doubted_once_records_are_found_mixed(tmp_path: Path) -> None:
+    class LateMixing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.passes = nn.Linear(FEATURES, CLASSES), 0
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            self.passes += 1
+            return self.layer(inputs - (inputs.mean(0) if self.passes > 4 else 0.0))
+
+    run = private(LateMixing(), batches="full")
+    with refusing(run, tmp_path / "run", "depend on the other records", checkpoint_every=1):
+        run.train(16)
+    kept = json.loads((tmp_path / "run" / "privacy.json").read_text())
+    assert kept["checkpoints"]
+    assert kept["record_losses"] == "unknown"

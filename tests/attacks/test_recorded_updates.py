@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -13,10 +14,11 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from attacks.faults import must_notice
+from dpmerge.errors import CannotRecord
 from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.privacy import LinearCombination, joint_release, last_step
-from dpmerge.training import noised_gradients, reference_optimizer
-from training.loops import QUIET, Private, data, private, recorded, refusing
+from dpmerge.training import noised_gradients, recorder, reference_optimizer
+from training.loops import QUIET, Private, data, private, recorded, refused_at_once, refusing
 
 pytestmark = [pytest.mark.filterwarnings(rule) for rule in QUIET]
 
@@ -361,3 +363,77 @@ def test_updates_are_compared(tmp_path: Path) -> None:
             run.train(1)
 
     must_notice(attack, tmp_path, reference_optimizer, "_agree", lambda *_: True)
+
+
+# Passes at other weights, copies of the model, refusals that were caught
+
+
+def at_other_weights(folder: Path) -> None:
+    """Sharpness-aware: gradients at weights moved along the last, un-noised gradient. Recorded as 3.71, true 134."""
+    run = private(batches="full")
+    with refusing(run, folder / "run", "trained weights were changed"):
+        for step in range(3):
+            for inputs, targets in run.loader:
+                before = [p.detach().clone() for p in run.optimizer.params]
+                for p in run.optimizer.params if step else ():
+                    p.data.add_(0.1)
+                run.backward(inputs, targets)
+                for p, kept in zip(run.optimizer.params, before, strict=True):
+                    p.data.copy_(kept)
+                run.optimizer.step()
+
+
+def test_gradients_at_other_weights_than_the_recorded_ones(tmp_path: Path) -> None:
+    must_notice(at_other_weights, tmp_path, recorder.Recorder, "require_still", lambda self: None)
+
+
+@pytest.mark.parametrize("mode", ["hooks", "ghost"])
+def test_a_model_copied_in_the_course_of_the_run(tmp_path: Path, mode: str) -> None:
+    """As for an average of weights; the copy is nobody's business."""
+    run = private(batches="full", mode=mode)
+    with recorded(run, tmp_path / "run") as record:
+        run.train(1)
+        kept = copy.deepcopy(run.plain).eval()
+        with torch.no_grad():
+            kept(data().tensors[0])
+        run.train(2)
+    assert record.steps == 3
+    with recorded(private(batches="full", mode=mode), tmp_path / "another"):
+        pass
+
+
+def test_adagrad_has_taken_no_steps_when_it_is_made(tmp_path: Path) -> None:
+    run = private(batches="full", optimizer=lambda p: torch.optim.Adagrad(p, lr=0.01))
+    with recorded(run, tmp_path / "run") as record:
+        run.train(3)
+    assert record.steps == 3
+    refused_at_once(run, tmp_path / "again", "counted 3 steps already")
+
+
+def test_a_refusal_that_was_caught_is_no_run_that_ended_as_planned(tmp_path: Path) -> None:
+    run = private(batches="full")
+    with recorded(run, tmp_path) as record:
+        run.train(1)
+        before = run.plain[0].weight.detach().clone()
+        run.plain[0].weight.data += 1
+        with pytest.raises(CannotRecord):
+            run.train(1)
+        run.plain[0].weight.data.copy_(before)
+    assert not record.manifest().finished
+
+
+def test_a_buffer_that_is_not_saved_and_changes(tmp_path: Path) -> None:
+    class Centred(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(16, 4)
+            self.register_buffer("mean", torch.zeros(16), persistent=False)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            if self.training:
+                self.mean.mul_(0.9).add_(0.1 * inputs.detach().mean(0))
+            return self.layer(inputs - self.mean)
+
+    run = private(Centred(), batches="full")
+    with refusing(run, tmp_path / "run"):
+        run.train(2)

@@ -520,7 +520,7 @@ def test_evaluation_on_the_training_data_between_epochs(tmp_path: Path) -> None:
 
 def test_a_batch_forward_twice_in_one_loss_is_one_gradient(tmp_path: Path) -> None:
     run = private(dataset=same_records(), batches="full")
-    with recorded(run, tmp_path) as recorder, watched(run) as truth:
+    with recorded(run, tmp_path, separate_records=True) as recorder, watched(run) as truth:
         for inputs, targets in run.loader:
             run.optimizer.zero_grad()
             run.rows += len(inputs)

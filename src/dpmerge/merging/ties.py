@@ -33,7 +33,7 @@ from dpmerge.portfolio.manifest import Tensors
 from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.portfolio.recipe import Recipe
 from dpmerge.portfolio.runs import Run, SavedCheckpoint
-from dpmerge.portfolio.tensors import SIZES, Slot
+from dpmerge.portfolio.tensors import Slot
 
 Names = frozenset[str]
 
@@ -42,6 +42,7 @@ NO_CHANCE = 32
 """Bits of numbers: so many are not the same by chance."""
 
 _PIECE = 2**19
+_STORED = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 _ODD = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93))
 _32 = np.uint64(32)
 
@@ -88,8 +89,9 @@ def _stated(run: Run) -> frozenset[Names]:
 
 @dataclass(frozen=True)
 class _Values:
-    """By what the values of a tensor are recognised: in their order, and in any."""
+    """By what a tensor is recognised: its bytes, its values in their order, and in any; whatever dtype they have."""
 
+    stored: str
     digest: str
     unordered: int
 
@@ -108,17 +110,19 @@ class _Looked:
 def _looked(run: Run, checkpoint: SavedCheckpoint, jobs: int) -> _Looked:
     """Read what might be a copy; names that may be equal without being one weight are only found if stated."""
     facts = run.manifest.tensors
-    sizes: dict[tuple[str, int], list[str]] = {}
-    for name in checkpoint.tensors if facts is None else facts.trained:
-        slot = checkpoint.tensors[name][1]
+    sizes: dict[int, list[str]] = {}
+    trained = set(checkpoint.tensors if facts is None else facts.trained)
+    for name, (_, slot) in checkpoint.tensors.items():
         if slot.dtype in FLOATS and slot.end > slot.start:
-            sizes.setdefault((slot.dtype, slot.end - slot.start), []).append(name)
+            sizes.setdefault(math.prod(slot.shape), []).append(name)
+    sizes = {size: group for size, group in sizes.items() if trained & set(group)}
     names = [name for group in sizes.values() if len(group) > 1 for name in group]
     with ThreadPoolExecutor(jobs, thread_name_prefix="ties") as pool:
         values = dict(zip(names, pool.map(lambda name: _values(*checkpoint.tensors[name]), names), strict=True))
     same: set[Names] = set()
     tied = {name: tie for tie in _stated(run) for name in tie}
-    for group in (group for alike in sizes.values() for group in _equal(alike, values)):
+    # A copy that is called frozen gets no noise, and gives the trained one away.
+    for group in (group for alike in sizes.values() for group in _equal(alike, values) if group & trained):
         weights = {tied.get(name, frozenset([name])) for name in group}
         if _may_be_equal(facts, checkpoint.tensors[min(group)][1], group, len(weights), values):
             same.update(weight for weight in weights if len(weight) > 1 and weight <= group)
@@ -139,7 +143,7 @@ def _may_be_equal(facts: Tensors | None, slot: Slot, names: Names, weights: int,
     """Whether weights that are said to be several may be equal: at rest since the start, or few values by chance."""
     if facts is None or facts.tied is None:
         return False
-    at_rest = all(facts.initial.get(name) == values[name].digest for name in names)
+    at_rest = all(facts.initial.get(name) == values[name].stored for name in names)
     return at_rest or (weights - 1) * math.prod(slot.shape) * PRECISION[slot.dtype] < NO_CHANCE
 
 
@@ -156,7 +160,10 @@ def _require_stated(run: Run, checkpoint: SavedCheckpoint, looked: _Looked) -> N
         other = min(names - next((tie for tie in stated if first in tie), frozenset([first])))
         path, slot = checkpoint.tensors[other]
         cure = f"if the two are one weight, {run.file} has to say so (tensors.tied)"
-        if slot.shape != checkpoint.tensors[first][1].shape or not looked.in_order([first, other]):
+        facts = run.manifest.tensors
+        if facts is not None and not {first, other} <= set(facts.trained):
+            cure = "what holds trained values is trained: list both as trained, and as one weight (tensors.tied)"
+        elif slot.shape != checkpoint.tensors[first][1].shape or not looked.in_order([first, other]):
             cure = "keep one of the two, of which the other can be made"
         accepted = f"values of its own, or noise would average out; {cure}"
         raise TensorMismatch(path, other, None, accepted, found=f"the values of {first} in {checkpoint.name}")
@@ -173,23 +180,32 @@ def _tied_in_one(first: SavedCheckpoint, other: SavedCheckpoint, names: Names) -
 
 def _values(path: Path, slot: Slot) -> _Values:
     """One pass over a tensor, a piece at a time."""
-    digest, unordered = hashlib.sha256(), 0
+    stored, digest, unordered = hashlib.sha256(), hashlib.blake2b(digest_size=16), 0
     buffer = bytearray(min(_PIECE, slot.end - slot.start))
     descriptor = opened(path)
     try:
         for start in range(slot.start, slot.end, _PIECE):
             piece = memoryview(buffer)[: min(_PIECE, slot.end - start)]
             read_exactly(path, descriptor, piece, start)
-            digest.update(piece)
-            unordered += _mixed(np.frombuffer(piece, f"<u{SIZES[slot.dtype]}"))
+            stored.update(piece)
+            values = widened(slot.dtype, piece)
+            digest.update(values.data)
+            unordered += _mixed(values.view(np.uint64))
     finally:
         os.close(descriptor)
-    return _Values(digest.hexdigest(), unordered % 2**64)
+    return _Values(stored.hexdigest(), digest.hexdigest(), unordered % 2**64)
 
 
-def _mixed(bits: npt.NDArray[np.unsignedinteger]) -> int:
+def widened(dtype: str, piece: memoryview) -> npt.NDArray[np.float64]:
+    """Values in double precision, in which every other is exact; zero has one sign."""
+    stored = np.frombuffer(piece, _STORED[dtype])
+    wide = (stored.astype(np.uint32) << 16).view(np.float32) if dtype == "BF16" else stored
+    return np.asarray(wide.astype(np.float64) + 0.0)
+
+
+def _mixed(bits: npt.NDArray[np.uint64]) -> int:
     """A sum over the values, each well mixed first: the same in any order, and hardly ever for other values."""
-    mixed = bits.astype(np.uint64)
+    mixed = bits.copy()
     for odd in _ODD:
         mixed += odd  # zero is no fixed point
         mixed *= odd

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -17,7 +17,15 @@ from dpmerge.documents import is_file, read_bytes
 from dpmerge.errors import BadCheckpoint, BadManifest, DigestMismatch, PrivateMetric, TensorMismatch, UnsafePath
 from dpmerge.portfolio.manifest import MANIFEST_NAME, Manifest, Metric, SavedAs
 from dpmerge.portfolio.samples import Sample
-from dpmerge.portfolio.tensors import Contents, Slot, read_contents, read_header, refuse_pickle, weights_digest
+from dpmerge.portfolio.tensors import (
+    Contents,
+    Slot,
+    read_contents,
+    read_header,
+    read_samples,
+    refuse_pickle,
+    weights_digest,
+)
 from dpmerge.privacy.exposure import Checkpoint, Mechanism
 
 INDEX_SUFFIX = ".json"
@@ -101,6 +109,21 @@ class Run:
     def at(self, step: int) -> Checkpoint:
         """The checkpoint after a step, for accounting."""
         return Checkpoint(self.mechanism, step)
+
+
+def sampled(run: RecordedRun | Run) -> RecordedRun:
+    """The run with some values of each tensor, read now where contents were not."""
+    checkpoints = [
+        each if each.digests is not None else replace(each, samples=_samples_of(each)) for each in run.checkpoints
+    ]
+    return RecordedRun(run.manifest, run.folder, tuple(checkpoints))
+
+
+def _samples_of(checkpoint: SavedCheckpoint) -> dict[str, Sample]:
+    by_file: dict[Path, list[Slot]] = {}
+    for path, slot in checkpoint.tensors.values():
+        by_file.setdefault(path, []).append(slot)
+    return {name: s for path, slots in by_file.items() for name, s in read_samples(path, slots).items()}
 
 
 def read_run(folder: Path, *, contents: bool) -> RecordedRun:

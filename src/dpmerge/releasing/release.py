@@ -35,6 +35,8 @@ from dpmerge.merging.ties import require_ties
 from dpmerge.planning.plan import Plan
 from dpmerge.planning.planned import Planned
 from dpmerge.planning.target import Guarantee
+from dpmerge.portfolio.parents import require_named_parents
+from dpmerge.portfolio.runs import sampled
 from dpmerge.releasing.finishing import finish, is_being_made, only_one
 from dpmerge.releasing.order import Adapters, Order
 from dpmerge.releasing.place import default_ledger, opened_ledger, require_whole_ledger, witness, witnesses
@@ -247,6 +249,9 @@ def require_makeable(
     needed = max(require_ready(portfolio, r, donor=order.donor, adapters=order.adapters) for r in recipes)
     if (free := shutil.disk_usage(out.parent).free) < needed:
         raise CannotWrite("output", str(out), f"a place with room for {needed:,} bytes", found=f"room for {free:,}")
+    if not portfolio.contents_read:
+        # Planning compares starts too; but who merges may not have planned here.
+        require_named_parents([sampled(run) for run in portfolio.runs])
     require_ties(portfolio, [(each.recipe, each.is_final) for each in planned.terms.candidates], jobs)
     if every_byte or len(recipes) > 1:
         require_recorded([portfolio.saved(f"{run}@{step}") for run, step in input_names(planned.terms)], jobs)

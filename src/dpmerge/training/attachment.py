@@ -8,6 +8,7 @@ Refuses: optimizers that have taken steps or hold gradients, folders that hold a
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -41,7 +42,8 @@ def require_fresh(optimizer: DPOptimizer, folder: Path) -> None:
             f"optimizer: its accountant has counted {taken} steps already; record a run from its first step on (to "
             "go on from a private checkpoint, make a new PrivacyEngine and name the parent in ancestry=)"
         )
-    if optimizer.state:
+    # Adagrad fills its state when it is made.
+    if any(float(state.get("step", 1)) > 0 for state in optimizer.state.values()):
         raise CannotRecord("optimizer: it has taken steps already; record a run from its first step on")
     waiting = optimizer._step_skip_queue or optimizer._is_last_step_skipped
     if waiting or any(p.grad is not None or p.summed_grad is not None for p in optimizer.params):
@@ -82,8 +84,8 @@ def attach(
     accounted = optimizer.step_hook
 
     inner = optimizer.original_optimizer
-    before = inner.register_step_pre_hook(recorder.before_inner_step)
-    after = inner.register_step_post_hook(recorder.after_inner_step)
+    before = inner.register_step_pre_hook(noting(recorder, recorder.before_inner_step))
+    after = inner.register_step_post_hook(noting(recorder, recorder.after_inner_step))
     attached.callback(before.remove)
     attached.callback(after.remove)
 
@@ -91,7 +93,7 @@ def attach(
         # Next to the step itself, so that what other hooks do to gradients and weights is seen.
         inner._optimizer_step_pre_hooks.move_to_end(before.id)
         inner._optimizer_step_post_hooks.move_to_end(after.id, last=False)
-        recorder.before_step(optim)
+        noting(recorder, recorder.before_step)(optim)
         if accounted is not None:
             accounted(optim)
 
@@ -102,7 +104,7 @@ def attach(
     add, signal = getattr(optimizer, gather), optimizer.signal_skip_step
 
     def clip_and_note() -> None:
-        recorder.clipped()
+        noting(recorder, recorder.clipped)()
         add()
 
     def signal_and_note(do_skip: bool = True) -> None:
@@ -111,7 +113,7 @@ def attach(
 
     def add_noise_and_note() -> None:
         type(optimizer).add_noise(optimizer)
-        recorder.noised()
+        noting(recorder, recorder.noised)()
 
     _wrap(attached, optimizer, gather, clip_and_note)
     _wrap(attached, optimizer, "add_noise", add_noise_and_note)
@@ -128,6 +130,19 @@ def attach(
         _wrap(attached, model, "get_clipping_coef", compute_and_note)
         gradients = watch_losses(attached, optimizer, loss)
     return gradients
+
+
+def noting(recorder: Recorder, look: Callable[..., None]) -> Callable[..., None]:
+    """The same, and the recorder knows when it refused something, also where the loop goes on in spite of it."""
+
+    def looked(*args: Any) -> None:
+        try:
+            look(*args)
+        except CannotRecord:
+            recorder.refused()
+            raise
+
+    return looked
 
 
 def _wrap(attached: ExitStack, owner: Any, name: str, wrapper: Any) -> None:

@@ -11,6 +11,7 @@ Of full batches it trusts that the batch used is the data: nothing has to be dra
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -29,6 +30,8 @@ from dpmerge.privacy.mechanisms import Sampling
 from dpmerge.training.row_prints import Prints, RowPrints
 
 WATCHED = "_dpmerge_watched"
+_PASSES_KEPT = 4
+"""Of full batches: one that was taken out once, and used ever since, is still the data after an evaluation or two."""
 _RANDOM_BITS = 2**24
 """torch.rand in single precision is a multiple of 2⁻²⁴, so it is below q a little more often than q says."""
 
@@ -86,11 +89,16 @@ class Batches:
         self._hands: _Handed | None = None  # the pass from which the loader handed out a batch last
         self._physical: _Handed | None = None  # the same, where BatchMemoryManager's own loader counts as well
         self._used: dict[int, int] = {}  # where somebody vouches: what entered the model for which batch
+        self._handed_out: set[int] = set()  # shuffled: every tensor that ever came out of the loader
+        self._draws_state: int | None = None
         self._rows = 0
         self._number: int | None = None
+        self._full: list[list[Prints]] = []  # full batches of the last passes, in the parts they were handed out in
+        self._parts_used: set[tuple[int, int]] = set()
+        self._reused = False  # what entered is a whole batch, though of another step
         self._linked = True
         self.linked = True
-        """Whether all that entered the model was what had been drawn for it; of full batches nobody asks."""
+        """Whether all that entered the model was what had been drawn for it."""
 
     @property
     def rows(self) -> int:
@@ -117,7 +125,22 @@ class Batches:
         if self.sampling is not Sampling.POISSON:
             return None
         before, self._generator, self._sampler.generator = self._sampler.generator, generator, generator
+        self._note_draw()
         return before  # type: ignore[no-any-return]
+
+    def _note_draw(self) -> None:
+        if self._generator is not None and self.sampling is Sampling.POISSON:
+            self._draws_state = zlib.crc32(self._generator.get_state().numpy().data)
+
+    def _require_unpredicted(self) -> None:
+        """Refuse draws that somebody could predict: the generator was set back, or to a state that is known."""
+        before = self._draws_state
+        self._note_draw()
+        if before is not None and self._draws_state != before:
+            raise CannotRecord(
+                "data_loader: the generator of the sampler was seeded, or used by something else, in the course of the "
+                "run; batches that can be predicted are not Poisson's: leave it alone"
+            )
 
     def clipped(self, rows: int, entered: Prints | None) -> None:
         """Gradients of so many rows, of what entered the model, were clipped and added to the step's sum."""
@@ -127,6 +150,8 @@ class Batches:
             )
         self._rows += rows
         if self.sampling is Sampling.FULL_BATCH:
+            self._linked &= self._is_full(entered)
+            self.linked &= self._linked
             return
         waiting = self._physical.waiting if self._physical is not None else {}
         self._number = _entered(waiting, entered)
@@ -138,9 +163,20 @@ class Batches:
             self._linked &= linked or self._used.get(hash(entered), hash(batch)) == hash(batch)
         else:
             self._linked = False
+            self._reused = entered is not None and {hash(each) for each in entered} <= self._handed_out
         self.linked &= linked
         if self._vouched:
             self._used.setdefault(hash(entered), hash(batch))
+
+    def _is_full(self, entered: Prints | None) -> bool:
+        """Whether what entered is a batch of the whole data, or a part of one that this step has not used yet."""
+        passes = self._full[-_PASSES_KEPT:]
+        for chunks in passes:
+            for number, chunk in enumerate(chunks):
+                if entered is not None and entered <= chunk and (id(chunks), number) not in self._parts_used:
+                    self._parts_used.add((id(chunks), number))
+                    return True
+        return False
 
     def stepped(self) -> None:
         """A logical step is about to be taken."""
@@ -167,7 +203,7 @@ class Batches:
                 "record out, and let records come first in every layer (batch_first): the gradient of a time step is "
                 "one of all records"
             )
-        if not self._linked and self.sampling is Sampling.POISSON:
+        if not self._linked and not self._vouched_for():
             raise CannotRecord(
                 f"data_loader: what entered the model in step {self._steps + 1} is not, row by row, the batch drawn "
                 "for it; train on that batch (moved, cast or reshaped is fine) and change records in the data set, in "
@@ -177,9 +213,16 @@ class Batches:
         self._whole_epochs &= self._linked
         self._steps += 1
 
+    def _vouched_for(self) -> bool:
+        """Whether a step may have used something else than its batch: another whole batch, at the cost of a pass."""
+        if self.sampling is Sampling.SHUFFLED:
+            return self._reused or self._vouched
+        return self._vouched and self.sampling is Sampling.FULL_BATCH
+
     def settled(self) -> None:
         """The gradients added so far were used, or refused; the next ones are another step's."""
         self._rows, self._linked = 0, True
+        self._parts_used.clear()
 
     def require_used_up(self) -> None:
         """A pass in which steps were taken left no batch out, not even its last one."""
@@ -217,7 +260,13 @@ class Batches:
         def draws(sampler: Any) -> Iterator[Any]:
             this = watch._begin()
             try:
-                for batch in drawn_by.__iter__(sampler):
+                drawn = drawn_by.__iter__(sampler)
+                while True:
+                    watch._require_unpredicted()
+                    batch = next(drawn, None)
+                    watch._note_draw()
+                    if batch is None:
+                        return
                     watch._drew(this, len(batch))
                     yield batch
             finally:
@@ -260,8 +309,15 @@ class Batches:
         """A batch comes out of a loader."""
         this.drawn = this.drawn or self._current
         self._physical = this
-        if self.sampling is not Sampling.FULL_BATCH:
-            this.waiting[this.draws] = self._prints.of(batch)
+        prints = self._prints.of(batch)
+        if self.sampling is Sampling.FULL_BATCH:
+            if this.draws == 0:
+                self._full = [*self._full[-_PASSES_KEPT:], []]
+            self._full[-1].append(prints)
+        else:
+            this.waiting[this.draws] = prints
+        if self.sampling is Sampling.SHUFFLED:
+            self._handed_out |= {hash(each) for each in prints}
         this.draws += 1
 
     def signalled(self, do_skip: bool) -> None:

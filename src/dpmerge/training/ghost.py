@@ -57,6 +57,11 @@ class GhostGradients:
 
     def require_untouched(self) -> None:
         """Refuse gradients to which something was added: it is not clipped."""
+        if any(getattr(parameter, "_post_accumulate_grad_hooks", None) for parameter in self._optimizer.params):
+            raise CannotRecord(
+                "model: a hook on a parameter's gradient (register_post_accumulate_grad_hook) acts after ghost "
+                "clipping; remove it, or use grad_sample_mode='hooks'"
+            )
         if self._noted != self._now():
             raise CannotRecord(
                 "criterion: gradients were added after the backward pass of the criterion that make_private returned; "

@@ -10,6 +10,7 @@ Says "not known" of everything else: a product or a quotient may be one record's
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,14 +32,13 @@ _LINEAR = frozenset(
         "Neg",
         "NllLoss",
         "NllLoss2D",
-        "Permute",
+        "Permute",  # not of records, as below
         "ReshapeAlias",
         "Select",
         "Slice",
         "Squeeze",
         "Sub",
         "Sum",
-        "T",
         "ToCopy",
         "Transpose",
         "UnsafeView",
@@ -87,6 +87,9 @@ class LossGraph:
     means: list[int] = field(default_factory=list)  # over how many numbers
     ignored: list[Tensor] = field(default_factory=list)  # which targets of a mean are
     quotients: list[float] = field(default_factory=list)  # divisors of sums
+    shapes: list[tuple[int, ...]] = field(default_factory=list)  # that numbers were given
+    of_totals: bool = False  # a function of the loss of the whole batch
+    returned: bool = False  # by the model itself, which is asked again
     weighted: bool = False
     unknown: set[str] = field(default_factory=set)
     closed: bool = True  # no path to a trained tensor but through the model's outputs
@@ -108,13 +111,17 @@ class LossGraph:
         for number in [*self.means, *(self.quotients if mean else [])]:
             if rows and number > 1 and number % rows:
                 raise _mixed(f"a mean over {number:g} numbers for {rows} records")
-        return not (self.unknown or self.ignored or self.quotients) and self.closed
+        if rows > 1 and (self.of_totals or (mean != bool(self.means) and not self.returned)):
+            return False
+        torn = any(math.prod(shape) > 1 and shape[0] % max(1, rows) for shape in self.shapes)
+        return not (torn or self.unknown or self.ignored or self.quotients) and self.closed
 
 
 def loss_graph(losses: Iterable[Tensor], outputs: Collection[Any], trained: Collection[int]) -> LossGraph:
     """Look at all that lies between losses and the nodes of the model's outputs; `trained` are ids of parameters."""
     found = LossGraph()
     waiting = [(loss.grad_fn, True, False) for loss in losses]
+    found.returned = any(node in outputs for node, _, _ in waiting)
     seen = set[tuple[Any, bool, bool]]()
     while waiting:
         # Is all between here and the loss linear? Is it marked as one loss a record?
@@ -156,16 +163,43 @@ def _note(found: LossGraph, name: str, node: Any, linear: bool) -> None:
     elif name == "Div" and node.next_functions[0][0] is not None:
         divisor = node._saved_other
         above_sum = node.next_functions[0][0].name().startswith("Sum")
-        if divisor is not None and divisor.numel() == 1 and above_sum:
+        if above_sum and (isinstance(divisor, int | float) or (divisor is not None and divisor.numel() == 1)):
             found.quotients.append(float(divisor))
-    if name in ("Add", "Sub") and not _of_equal_shapes(node):
-        found.unknown.add(f"{name} of unequal shapes, which compares every record with every other")
+    _note_operands(found, name, node)
     if name in _REDUCTIONS and not linear:
         found.unknown.add(f"{name} within the loss")
     elif name in _BY_ROW and _dimension(node) == 0:
         found.unknown.add(f"{name} over dimension 0")
     elif name not in _LINEAR | _BY_ELEMENT | _BY_ROW:
         found.unknown.add(name)
+
+
+def _note_operands(found: LossGraph, name: str, node: Any) -> None:
+    """What a node computes with beside the numbers it is computed of, and how it orders them."""
+    if name in ("Add", "Sub") and not _of_equal_shapes(node):
+        found.unknown.add(f"{name} of unequal shapes, which compares every record with every other")
+    if name in ("Add", "Sub") and any(following is None for following, _ in node.next_functions):
+        found.unknown.add(f"{name} of something that is computed elsewhere")
+    if any(getattr(node, f"_saved_{name}", None) is not None for name in ("weight", "pos_weight")):
+        found.unknown.add(f"{name} with weights")
+    if name in _BY_ELEMENT and _input_shape(node).numel() == 1:
+        found.of_totals = True
+    if name in ("View", "ReshapeAlias", "UnsafeView"):
+        found.shapes.append(tuple(node._input_metadata[0].shape))
+    if name in ("Permute", "Transpose") and _moves_records(name, node):
+        found.unknown.add(f"{name} of records")
+
+
+def _input_shape(node: Any) -> torch.Size:
+    """Of what a node is computed of."""
+    following, place = node.next_functions[0]
+    return torch.Size([2]) if following is None else torch.Size(following._input_metadata[place].shape)
+
+
+def _moves_records(name: str, node: Any) -> bool:
+    dimensions = node._saved_dims if name == "Permute" else (node._saved_dim0, node._saved_dim1)
+    places = [_signed(each) % max(1, len(node._input_metadata[0].shape)) for each in dimensions]
+    return places[0] != 0 if name == "Permute" else 0 in places
 
 
 def _of_equal_shapes(node: Any) -> bool:

@@ -17,6 +17,7 @@ from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from torch import nn
 
 from dpmerge.errors import CannotRecord
+from dpmerge.training.row_prints import LOOKS_ONLY, own_hook
 from dpmerge.training.smooth_models import linear_layer
 from dpmerge.training.stated_loss import StatedLoss
 from dpmerge.training.steps import grad_samples
@@ -47,10 +48,11 @@ class LossWatch:
 
     def attach(self, attached: ExitStack) -> None:
         """Watch until the stack is closed."""
-        attached.callback(self._linear.register_forward_pre_hook(self._one_vector).remove)
-        attached.callback(self._linear.register_forward_hook(self._came_out).remove)
-        attached.callback(self._loss.register_forward_pre_hook(self._goes_in).remove)
-        attached.callback(self._loss.register_forward_hook(self._computed).remove)
+        layer, loss = self._linear, self._loss
+        attached.callback(layer.register_forward_pre_hook(own_hook(layer, self._one_vector)).remove)
+        attached.callback(layer.register_forward_hook(own_hook(layer, self._came_out)).remove)
+        attached.callback(loss.register_forward_pre_hook(own_hook(loss, self._goes_in)).remove)
+        attached.callback(loss.register_forward_hook(own_hook(loss, self._computed)).remove)
 
     def require_used(self) -> None:
         """A physical batch is being added: its loss was computed by the criterion, once."""
@@ -190,6 +192,9 @@ class LossWatch:
 def _require_one(gradient: torch.Tensor) -> None:
     if float(gradient) != 1.0:
         raise _not_as_it_is()
+
+
+setattr(_require_one, LOOKS_ONLY, True)
 
 
 def _not_as_it_is() -> CannotRecord:

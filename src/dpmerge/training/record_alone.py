@@ -1,10 +1,10 @@
 """One record, asked again: is what was clipped as its gradient its own?
 
-At the first step, and at others chosen by chance, the model is run again on the batch with every record but one
-replaced by one other, under the same random numbers. Guarantees, of the steps looked at: the one record's outputs
-are the same among other records, and the gradient clipped as its own (with ghost clipping: its norm) is the gradient of
-those outputs under the loss's own derivative. A model that returns its loss is asked for the loss of two parts of the
-batch, which must add up.
+At the first, second, fourth, … step, and at others chosen by chance, the model is run again on the batch with every
+record but one replaced by one other, under the same random numbers. Guarantees, of the steps looked at: the one
+record's outputs are the same among other records, and the gradient clipped as its own (with ghost clipping: its norm)
+is the gradient of those outputs under the loss's own derivative. A model that returns its loss is asked for the loss of
+two parts of the batch, which must add up.
 Refuses models that mix records, layers whose gradients are those of time steps, losses that do not add up.
 Says "not known" where outputs are not one a record, or a pass cannot be repeated. Training goes on as if nothing had
 happened: no gradient is kept, and the random numbers are put back.
@@ -13,12 +13,14 @@ happened: no gradient is kept, and the random numbers are put back.
 from __future__ import annotations
 
 import math
+import random
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from opacus.optimizers import DPOptimizer
 from torch import Tensor, nn
@@ -26,10 +28,10 @@ from torch.utils._pytree import tree_map
 
 from dpmerge.errors import CannotRecord
 from dpmerge.training.loss_graph import LossGraph
-from dpmerge.training.row_prints import ModelInputs, tensors_in
+from dpmerge.training.row_prints import LOOKS_ONLY, ModelInputs, own_hook, tensors_in
 
 ASK_ABOUT_EVERY = 128
-"""Steps: the first is looked at, and each later one with a chance of one in so many."""
+"""Steps: the first, second, fourth, … are looked at, and each other one with a chance of one in so many."""
 FIRST_QUESTIONS = 8
 """Of batches of a single record, which say little, so many are looked at."""
 _SAME_OUTPUT, _SAME_GRADIENT, _SAME_LOSS = 1e-4, 1e-2, 1e-3
@@ -46,27 +48,37 @@ class RecordAlone:
         self._inputs = inputs
         self._mean = optimizer.loss_reduction == "mean"
         self._left = FIRST_QUESTIONS
+        self._begun = 0
+        self._padding = {
+            id(layer.weight): layer.padding_idx
+            for layer in module.modules()
+            if isinstance(layer, nn.Embedding) and layer.padding_idx is not None
+        }
         self.clear()
 
     def clear(self) -> None:
         """Another physical batch begins."""
         self._passes = 0
         self._given: tuple[Any, Any] | None = None
-        self._random: list[Tensor] = []
+        self._random: list[Any] = []
         self.outputs: list[Tensor] = []
         self._gradients: dict[int, Tensor] = {}
 
     def attach(self, attached: ExitStack) -> None:
         """Watch until the stack is closed."""
-        attached.callback(self._module.register_forward_pre_hook(self._begins, with_kwargs=True).remove)
-        attached.callback(self._module.register_forward_hook(self._ends).remove)
+        module = self._module
+        attached.callback(module.register_forward_pre_hook(own_hook(module, self._begins), with_kwargs=True).remove)
+        attached.callback(module.register_forward_hook(own_hook(module, self._ends)).remove)
 
     def _begins(self, _: nn.Module, args: Any, kwargs: Any) -> None:
         if not self._inputs.counts():
             return
         self._passes += 1
         self._given = None
-        if self._passes == 1 and (self._left or secrets.randbelow(ASK_ABOUT_EVERY) == 0):
+        self._begun += self._passes == 1
+        # Often at first: where weights start at zero, the first steps say little.
+        early = self._begun & (self._begun - 1) == 0
+        if self._passes == 1 and (self._left or early or secrets.randbelow(ASK_ABOUT_EVERY) == 0):
             self._given = tree_map(_copied, (args, kwargs))
             self._random = self._random_state()
 
@@ -77,7 +89,9 @@ class RecordAlone:
         self.outputs += came_out
         if self._given is not None:
             for place, output in enumerate(came_out):
-                output.register_hook(lambda gradient, place=place: self._note(place, gradient))  # type: ignore[no-untyped-call]
+                look = partial(self._note, place)
+                setattr(look, LOOKS_ONLY, True)
+                output.register_hook(look)  # type: ignore[no-untyped-call]
 
     def _note(self, place: int, gradient: Tensor) -> None:
         self._gradients.setdefault(place, gradient.detach())  # of ghost clipping's two passes, the first
@@ -130,8 +144,9 @@ class RecordAlone:
             return False
         if _distance(expected, clipped) > _SAME_GRADIENT:  # type: ignore[arg-type]
             raise CannotRecord(
-                "model: what was clipped as one record's gradient is not that record's (time steps before records?); "
-                "let records come first in every layer, or tell make_private batch_first=False"
+                "model: what was clipped as one record's gradient is not that record's (time steps before records? "
+                "channels_last, packed or oddly padded layers, of which Opacus' own gradients are wrong?); let records "
+                "come first in every layer, tell make_private batch_first=False, or use grad_sample_mode='functorch'"
             )
         return True
 
@@ -140,7 +155,13 @@ class RecordAlone:
         found = getattr(parameter, "_norm_sample" if self._ghost else "grad_sample", None)
         if isinstance(found, list):
             found = found[0] if len(found) == 1 else None
-        return None if found is None else found[one].detach()
+        if found is None or (self._ghost and id(parameter) in self._padding):
+            return None
+        gradient: Tensor = found[one].detach()
+        if id(parameter) in self._padding:  # Opacus clips its gradient with the others, torch leaves it out
+            gradient = gradient.clone()
+            gradient[self._padding[id(parameter)]] = 0
+        return gradient
 
     def _loss_adds_up(self, rows: int) -> bool:
         """The loss of the batch is that of two halves of it, each weighed by its records."""
@@ -217,14 +238,16 @@ class RecordAlone:
         device: torch.device = next(iter(self._optimizer.params)).device
         return device
 
-    def _random_state(self) -> list[Tensor]:
+    def _random_state(self) -> list[Any]:
         on_device = [torch.cuda.get_rng_state(self._device())] if self._device().type == "cuda" else []
-        return [torch.get_rng_state(), *on_device]
+        return [random.getstate(), np.random.get_state(), torch.get_rng_state(), *on_device]
 
-    def _set_random_state(self, state: list[Tensor]) -> None:
-        torch.set_rng_state(state[0])
-        if len(state) > 1:
-            torch.cuda.set_rng_state(state[1], self._device())
+    def _set_random_state(self, state: list[Any]) -> None:
+        random.setstate(state[0])
+        np.random.set_state(state[1])
+        torch.set_rng_state(state[2])
+        if len(state) > 3:
+            torch.cuda.set_rng_state(state[3], self._device())
 
 
 @contextmanager

@@ -78,6 +78,7 @@ class Recorder:
         self._read = False
         self._gradients_used: Sequence[torch.Tensor] = ()
         self._finished = False
+        self._refused = False  # something was, though the loop may have gone on
 
     @property
     def steps(self) -> int:
@@ -160,7 +161,7 @@ class Recorder:
             raise
         if self._taken:
             self.checkpoint()
-            self._finished = True
+            self._finished = not self._refused
             self._write()
 
     def rescue(self) -> None:
@@ -185,7 +186,17 @@ class Recorder:
         self._batches.clipped(rows, self._records.entered())
         if self._gradients is not None:
             self._gradients.require_untouched()
-        self._records.require_own(rows)
+        try:
+            self._records.require_own(rows)
+        except CannotRecord:
+            self._records.doubt()
+            if self._saved:
+                self._write()
+            raise
+
+    def require_still(self) -> None:
+        """Before a pass whose gradients are kept: they are those of the recorded weights."""
+        self._reference.require_still()
 
     def _require_stated_loss(self, loss: LossWatch) -> None:
         """Refuse a loss that is not the stated one, and forget what was derived from it, of earlier steps too."""
@@ -197,6 +208,10 @@ class Recorder:
             if self._saved:
                 self._write()
             raise
+
+    def refused(self) -> None:
+        """Something could not be recorded; if the loop goes on all the same, the run did not end as planned."""
+        self._refused = True
 
     def noised(self) -> None:
         """Noise has been added to the sum of the step's clipped gradients."""

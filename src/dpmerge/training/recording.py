@@ -24,7 +24,7 @@ from dpmerge.portfolio.statement import Ancestry
 from dpmerge.privacy import domain
 from dpmerge.privacy.exposure import Adjacency
 from dpmerge.privacy.mechanisms import Sampling, enum_member
-from dpmerge.training.attachment import attach, require_fresh
+from dpmerge.training.attachment import attach, noting, require_fresh
 from dpmerge.training.batches import Batches
 from dpmerge.training.loss_watch import LossWatch
 from dpmerge.training.noise import NoiseWatch, randomness, warn_insecure
@@ -156,6 +156,7 @@ def record(
             loss.attach(attached)
         recorder.watch(loss, attach(attached, recorder, reader, batches, optimizer, model, loss))
         attached.enter_context(batches)
+        records_apart.before_each_pass(noting(recorder, recorder.require_still))
         records_apart.attach(attached)
         if not optimizer.secure_mode:
             attached.callback(setattr, optimizer, "generator", optimizer.generator)

@@ -10,7 +10,7 @@ Keeps nothing of the data but these numbers, in memory, for as long as a batch w
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -23,6 +23,8 @@ from dpmerge.training.noise import from_os_entropy
 Prints = frozenset[bytes]
 """One entry for each tensor: the fingerprints of its rows, in order."""
 
+LOOKS_ONLY = "_dpmerge_looks_only"
+"""The mark of hooks of the recorder's own, which change no gradient."""
 _DEEPEST = 5
 """How far down in lists, dictionaries and objects tensors are looked for."""
 
@@ -43,6 +45,15 @@ def tensors_in(content: Any, depth: int = 0) -> Iterator[Tensor]:
             parts = vars(content).values()
         for part in parts:
             yield from tensors_in(part, depth + 1)
+
+
+def own_hook(module: nn.Module, hook: Callable[..., Any]) -> Callable[..., Any]:
+    """The hook, for this module and no copy of it: who copies a model (EMA) copies its hooks, but not the recorder."""
+
+    def called(which: nn.Module, *args: Any) -> Any:
+        return hook(which, *args) if which is module else None
+
+    return called
 
 
 class RowPrints:
@@ -94,10 +105,12 @@ class ModelInputs:
         self._trained = [layer for layer in module.modules() if any(p.requires_grad for p in layer.parameters(False))]
         self._entered: list[Prints] = []
         self.quiet = False  # the recorder itself is asking
+        self.before_pass: Callable[[], None] | None = None
 
     def attach(self, attached: ExitStack) -> None:
         """Watch until the stack is closed."""
-        attached.callback(self._module.register_forward_pre_hook(self._enters, with_kwargs=True).remove)
+        hook = own_hook(self._module, self._enters)
+        attached.callback(self._module.register_forward_pre_hook(hook, with_kwargs=True).remove)
 
     def counts(self) -> bool:
         """Whether a pass that begins now is one whose gradients are kept row by row, as Opacus decides it."""
@@ -105,6 +118,8 @@ class ModelInputs:
 
     def _enters(self, _: nn.Module, args: Any, kwargs: Any) -> None:
         if self.counts():
+            if self.before_pass is not None:
+                self.before_pass()
             self._entered.append(self._prints.of((args, kwargs)))
 
     def taken(self) -> Prints | None:

@@ -51,6 +51,7 @@ class ModelTensors:
         self._parameters = {name: parameters[name] for name in self.trained}
         require_own_memory(self._parameters)
         self._frozen_tensors = [state[name] for name in self.frozen]
+        self._unsaved = {name: value for name, value in model.named_buffers() if name not in state}
         self._frozen_versions = self._written()
         self._initial = _digests(state, list(state))
         self._frozen_digests = {name: self._initial[name] for name in self.frozen}
@@ -72,11 +73,12 @@ class ModelTensors:
         """Refuse tensors that were written to although nobody trains them; by torch's own count, so at once."""
         written = self._written()
         if written != self._frozen_versions:
-            pairs = zip(self.frozen, written, self._frozen_versions, strict=True)
+            pairs = zip([*self.frozen, *self._unsaved], written, self._frozen_versions, strict=True)
             raise _changed(next(name for name, now, before in pairs if now != before))
 
     def _written(self) -> list[int]:
-        return [0 if tensor.is_inference() else tensor._version for tensor in self._frozen_tensors]
+        watched = [*self._frozen_tensors, *self._unsaved.values()]
+        return [0 if tensor.is_inference() else tensor._version for tensor in watched]
 
     def save(self, folder: Path, step: int) -> SavedAs:
         """Write the weights after a step, durably, under their final name; nothing is ever overwritten."""

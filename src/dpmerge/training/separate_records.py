@@ -6,6 +6,7 @@ record asked about was alone with its gradient. Refuses what surely mixes record
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, Literal
 
@@ -15,7 +16,12 @@ from torch import Tensor, nn
 
 from dpmerge.training.loss_graph import LossGraph, loss_graph
 from dpmerge.training.record_alone import RecordAlone
-from dpmerge.training.row_prints import ModelInputs, Prints, RowPrints
+from dpmerge.training.row_prints import LOOKS_ONLY, ModelInputs, Prints, RowPrints
+
+
+def _has_hooks(loss: Tensor) -> bool:
+    """Whether somebody else hangs on to the gradient of a loss."""
+    return any(not hasattr(hook, LOOKS_ONLY) for hook in (loss._backward_hooks or {}).values())
 
 
 class SeparateRecords:
@@ -39,9 +45,12 @@ class SeparateRecords:
         self._alone.attach(attached)
         backward = torch.autograd.backward
 
-        def noted(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            self._looks_at([tensors] if isinstance(tensors, Tensor) else list(tensors))
-            return backward(tensors, *args, **kwargs)
+        def noted(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
+            losses = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+            self._looks_at(losses)
+            if self._graph is not None and (grad_tensors is not None or any(map(_has_hooks, losses))):
+                self._graph.unknown.add("a loss that is scaled as its gradients are computed")
+            return backward(tensors, grad_tensors, *args, **kwargs)
 
         # Tensor.backward() calls it by this name.
         torch.autograd.backward = noted
@@ -53,6 +62,14 @@ class SeparateRecords:
             graph = loss_graph(losses, outputs, self._trained)
             if graph.reached or not graph.closed:  # not another model's loss
                 self._graph = graph
+
+    def before_each_pass(self, look: Callable[[], None]) -> None:
+        """Call this before each pass whose gradients are kept."""
+        self._inputs.before_pass = look
+
+    def doubt(self) -> None:
+        """Records were found mixed: nobody knows since when."""
+        self._unclear = True
 
     def entered(self) -> Prints | None:
         """What entered the model since this was last asked."""
