@@ -22,7 +22,7 @@ from dpmerge.training import Recorder, record
 
 RECORDS, BATCH = 6000, 100
 STEPS, TURNS = 30, 12
-GOAL = 0.03
+GOAL = 0.05
 
 
 def run(console: Console) -> None:

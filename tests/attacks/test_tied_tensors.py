@@ -8,6 +8,7 @@ noise of their own is μ² = (2ηC)² / ((ησC)² + τ²/n).
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
@@ -495,3 +496,47 @@ class TestEqualAndNotTied:
         model = {"x.0": empty, "x.1": empty, "y": empty, "single": values(1), "half": values(1, dtype=np.float16)}
         released(write(tmp_path / "runs", "a", model, tied=[["x.0", "x.1"]]), tmp_path / "out")
         assert read(tmp_path / "out")["x.0"].shape == (0, 3)
+
+
+# Copies in other clothes: each verified at 1.0
+
+
+def minus_zeros(number: int) -> Array:
+    """The same values; where they are zero, with signs of their own."""
+    made = values(1)
+    made[:100] = np.where(np.arange(100) % (number + 2) == 0, -0.0, 0.0)
+    return made
+
+
+COPIES: dict[str, tuple[dict[str, Array], dict[str, Any]]] = {
+    "a copy that is called frozen": ({"embed": values(1), "lm_head": values(1)}, {"frozen": ["lm_head"], "tied": []}),
+    "a copy in another dtype": (
+        {"embed": values(1), "lm_head": values(1, dtype=np.float32).astype(np.float64)},
+        {"tied": []},
+    ),
+    "zeros of other signs": ({"embed": minus_zeros(1), "lm_head": minus_zeros(2)}, {"tied": []}),
+}
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_copies_in_other_clothes(tmp_path: Path, name: str) -> None:
+    """True 4.38 for the frozen copy, which has no noise at all; 1.42 and more for the others."""
+    model, facts = COPIES[name]
+    refused(write(tmp_path / "runs", "a", model, **facts), "the values of embed in a@1")
+
+
+def test_a_copy_that_is_called_frozen_is_noticed_by_its_own_check(tmp_path: Path) -> None:
+    def only_trained(run: Any, checkpoint: Any, jobs: int) -> Any:
+        trained = set(run.manifest.tensors.trained)
+        tensors = {name: place for name, place in checkpoint.tensors.items() if name in trained}
+        return looked(run, dataclasses.replace(checkpoint, tensors=tensors), jobs)
+
+    looked = ties._looked
+    model, facts = COPIES["a copy that is called frozen"]
+    must_notice(
+        lambda folder: refused(write(folder / "runs", "a", model, **facts), "the values of embed in a@1"),
+        tmp_path,
+        ties,
+        "_looked",
+        only_trained,
+    )

@@ -13,8 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from attacks.faults import must_notice
+from dpmerge.cli import app
 from dpmerge.errors import DigestMismatch, MissingParent
 from dpmerge.portfolio import agreement, nearness, parents, starts
 from dpmerge.portfolio.caveats import caveats
@@ -22,6 +24,7 @@ from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.portfolio.samples import StartSample, places
 from dpmerge.portfolio.tensors import read_contents, read_header
 from dpmerge.privacy.exposure import Exposure
+from dpmerge.releasing import release as releasing
 from portfolio.portfolios import DP_SGD, manifest, model_digest, read_manifest, replaced, write_checkpoint, write_json
 from training.loops import QUIET, private, recorded
 
@@ -464,3 +467,17 @@ class TestFaultsInTheCheck:
 
     def test_another_parent_than_was_named(self, tmp_path: Path) -> None:
         must_notice(test_another_parent_than_was_named, tmp_path, parents, "_better_explained", lambda *_: None)
+
+
+def merged_without_planning(folder: Path) -> None:
+    """`merge` loads headers only; the child of a parent that costs 10 was certified 0.027 by it, and verified."""
+    child_of(PARENTS["cast to bfloat16 and back"], folder / "runs", "sample")
+    arguments = ["merge", folder / "runs", "--weights", "child@4=1", "--epsilon", "1", "--delta", "1e-5"]
+    result = CliRunner().invoke(app, [*map(str, arguments), "-o", str(folder / "out")], env={"DPMERGE_LEDGER": None})
+    assert result.exit_code == 2
+    assert "suspiciously near parent@4" in " ".join(result.output.split())
+    assert not (folder / "out").exists()
+
+
+def test_a_merge_that_nobody_planned_compares_starts_too(tmp_path: Path) -> None:
+    must_notice(merged_without_planning, tmp_path, releasing, "require_named_parents", lambda runs: None)

@@ -309,7 +309,7 @@ class Batches:
         """A batch comes out of a loader."""
         this.drawn = this.drawn or self._current
         self._physical = this
-        prints = self._prints.of(batch)
+        prints = self._prints.handed(batch)
         if self.sampling is Sampling.FULL_BATCH:
             if this.draws == 0:
                 self._full = [*self._full[-_PASSES_KEPT:], []]

@@ -17,6 +17,7 @@ from scipy.special import gammainccinv, gammaincinv
 from torch import Tensor
 
 from dpmerge.errors import CannotRecord
+from dpmerge.training.sampled_steps import SampledSteps
 
 RARE = 1e-12
 """With this probability Gaussian noise is outside the bounds that are accepted, on either side."""
@@ -36,27 +37,33 @@ class NoisedGradients:
         half = sum(parameter.numel() for parameter in self._parameters) / 2
         # The squared norm of Gaussian noise in d dimensions is χ² with d degrees of freedom.
         self._lengths = [math.sqrt(2 * float(quantile(half, RARE))) for quantile in (gammaincinv, gammainccinv)]
+        self._measured = SampledSteps()
         self._noised: list[Tensor] | None = None
         self._rules: dict[str, float] | None = None  # by which gradients were changed so far, and their constants
 
     def note(self, rows: int) -> None:
         """Noise was just added to the sum of so many clipped gradients."""
         optimizer = self._optimizer
-        sums = [parameter.summed_grad for parameter in self._parameters]
         noised = [_gradient(parameter) for parameter in self._parameters]
-        length = _length(sums)
+        if self._measured.look():
+            self._measure(rows, noised)
+        mean = optimizer.loss_reduction == "mean"
+        divisor = optimizer.expected_batch_size * optimizer.accumulated_iterations if mean else 1
+        with torch.no_grad():
+            self._noised = list(torch._foreach_div(noised, divisor))
+
+    def _measure(self, rows: int, noised: list[Tensor]) -> None:
+        """Refuse a sum that is too long for so many clipped gradients, and noise that is not of its size."""
+        sums = [parameter.summed_grad.view_as(parameter) for parameter in self._parameters]
+        length, clip_norm = _length(sums), float(self._optimizer.max_grad_norm)
         # A model that has gone astray (NaN) is refused where it would be saved.
-        if length > rows * float(optimizer.max_grad_norm) * (1 + _SUM_ERROR):
+        if length > rows * clip_norm * (1 + _SUM_ERROR):
             raise CannotRecord(
                 f"optimizer: the sum of {rows} clipped gradients is {length:.6g} long, longer than {rows} × the clip "
-                f"norm {float(optimizer.max_grad_norm):g}; something was added to it that was not clipped"
+                f"norm {clip_norm:g}; something was added to it that was not clipped"
             )
         with torch.no_grad():
-            noises = torch._foreach_sub(noised, [s.view_as(n) for s, n in zip(sums, noised, strict=True)])
-            self._require_noise(length, _length(noises))
-            mean = optimizer.loss_reduction == "mean"
-            divisor = optimizer.expected_batch_size * optimizer.accumulated_iterations if mean else 1
-            self._noised = list(torch._foreach_div(noised, divisor))
+            self._require_noise(length, _length(torch._foreach_sub(noised, sums)))
 
     def _require_noise(self, length: float, found: float) -> None:
         optimizer = self._optimizer

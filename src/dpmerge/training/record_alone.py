@@ -30,7 +30,7 @@ from dpmerge.errors import CannotRecord
 from dpmerge.training.loss_graph import LossGraph
 from dpmerge.training.row_prints import LOOKS_ONLY, ModelInputs, own_hook, tensors_in
 
-ASK_ABOUT_EVERY = 128
+ASK_ABOUT_EVERY = 256
 """Steps: the first, second, fourth, … are looked at, and each other one with a chance of one in so many."""
 FIRST_QUESTIONS = 8
 """Of batches of a single record, which say little, so many are looked at."""

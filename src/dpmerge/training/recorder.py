@@ -220,7 +220,6 @@ class Recorder:
     def before_step(self, optimizer: DPOptimizer) -> None:
         """The noise has been added; the weights have not moved."""
         try:
-            self._reference.require_still()
             step = self._reader.read(self._batches.sampling_rate)
             self._tensors.require_untouched()
             self._batches.stepped()

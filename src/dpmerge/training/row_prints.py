@@ -10,6 +10,7 @@ Keeps nothing of the data but these numbers, in memory, for as long as a batch w
 from __future__ import annotations
 
 import secrets
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from dpmerge.training.noise import from_os_entropy
+from dpmerge.training.sampled_steps import SampledSteps
 
 Prints = frozenset[bytes]
 """One entry for each tensor: the fingerprints of its rows, in order."""
@@ -62,11 +64,29 @@ class RowPrints:
     def __init__(self) -> None:
         self._generator = from_os_entropy(torch.device("cpu"))
         self._weights: dict[tuple[int, torch.device], Tensor] = {}
+        self._handed: list[tuple[Any, int, bytes]] = []
+        self._steps = SampledSteps()
 
-    def of(self, content: Any) -> Prints:
-        """The fingerprints of all tensors within."""
+    def handed(self, batch: Any) -> Prints:
+        """The same, of a batch that a loader hands out."""
+        prints, self._handed = set(), []
         with torch.no_grad():
-            return frozenset(self._rows(tensor.detach()) for tensor in tensors_in(content))
+            for tensor in tensors_in(batch):
+                prints.add(found := self._rows(tensor.detach()))
+                self._handed.append((weakref.ref(tensor), tensor._version, found))
+        return frozenset(prints)
+
+    def entered(self, content: Any) -> Prints:
+        """The same, of what enters a model; now and then without a look at values where it is what was handed out."""
+        look = self._steps.look()
+        with torch.no_grad():
+            return frozenset(
+                (None if look else self._known(tensor)) or self._rows(tensor.detach()) for tensor in tensors_in(content)
+            )
+
+    def _known(self, tensor: Tensor) -> bytes | None:
+        """Of the very tensor that was handed out last, and that torch knows of no change of."""
+        return next((p for ref, version, p in self._handed if ref() is tensor and tensor._version == version), None)
 
     def _rows(self, tensor: Tensor) -> bytes:
         if tensor.is_nested:
@@ -120,7 +140,7 @@ class ModelInputs:
         if self.counts():
             if self.before_pass is not None:
                 self.before_pass()
-            self._entered.append(self._prints.of((args, kwargs)))
+            self._entered.append(self._prints.entered((args, kwargs)))
 
     def taken(self) -> Prints | None:
         """All that entered since this was last asked; None if nothing did."""

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from dpmerge.training.loss_graph import LossGraph, loss_graph
 from dpmerge.training.record_alone import RecordAlone
 from dpmerge.training.row_prints import LOOKS_ONLY, ModelInputs, Prints, RowPrints
+from dpmerge.training.sampled_steps import SampledSteps
 
 
 def _has_hooks(loss: Tensor) -> bool:
@@ -36,6 +37,7 @@ class SeparateRecords:
         self._mean = optimizer.loss_reduction == "mean"
         self._trained = {id(parameter) for parameter in optimizer.params}
         self._graph: LossGraph | None = None
+        self._steps, self._looking = SampledSteps(), True
         self._asked = False
         self._unclear = False
 
@@ -57,6 +59,8 @@ class SeparateRecords:
         attached.callback(setattr, torch.autograd, "backward", backward)
 
     def _looks_at(self, losses: list[Tensor]) -> None:
+        if not self._looking:
+            return
         outputs = {output.grad_fn for output in self._alone.outputs if output.dim()}
         if self._alone.outputs and self._graph is None:  # ghost clipping's second pass is the first one, with factors
             graph = loss_graph(losses, outputs, self._trained)
@@ -78,16 +82,17 @@ class SeparateRecords:
     def require_own(self, rows: int) -> None:
         """A physical batch of so many gradients is about to be added: refuse what surely is not one a record."""
         graph, self._graph = self._graph, None
+        looked, self._looking = self._looking, self._steps.look()
         if self._optimizer.accumulated_iterations != 1:  # refused when the step is taken
             self._unclear = True
             self._alone.clear()
             return
         try:
             separate = graph is not None and graph.separate(rows, mean=self._mean)
-            alone = self._alone.ask(rows, graph)
+            alone = self._alone.ask(rows, graph) if looked else None
         finally:
             self._alone.clear()
-        if rows:
+        if rows and looked:
             self._unclear |= not separate or alone is False
             self._asked |= alone is True
 
