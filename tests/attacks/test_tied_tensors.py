@@ -540,3 +540,18 @@ def test_a_copy_that_is_called_frozen_is_noticed_by_its_own_check(tmp_path: Path
         "_looked",
         only_trained,
     )
+
+
+def frozen_that_moves(folder: Path) -> None:
+    """Called frozen, and trained: it left without noise under a certificate of 1.0; true 6.57."""
+    home = folder / "runs"
+    write(home, "a", {"weight": values(2), "scale": values(3)}, frozen=["scale"])
+    document = read_manifest(home / "a")
+    document["mechanism"]["blocks"][0]["steps"] = 2
+    moved = write_checkpoint(home / "a", 2, {"weight": values(4), "scale": values(5)})
+    write_json(home / "a" / "privacy.json", {**document, "checkpoints": [*document["checkpoints"], moved]})
+    refused(home, "a frozen tensor as it is in a@1")
+
+
+def test_what_is_called_frozen_and_moves(tmp_path: Path) -> None:
+    must_notice(frozen_that_moves, tmp_path, releasing, "require_frozen_still", lambda run: None)

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
+
 from dpmerge.documents import is_file, read_bytes
 from dpmerge.errors import BadCheckpoint, BadManifest, DigestMismatch, PrivateMetric, TensorMismatch, UnsafePath
 from dpmerge.portfolio.manifest import MANIFEST_NAME, Manifest, Metric, SavedAs
@@ -248,6 +250,18 @@ def _require_tied(manifest: Manifest, checkpoint: SavedCheckpoint) -> None:
                     raise TensorMismatch(path, f"{name}.{kind}", None, accepted, found=found)
             if checkpoint.digests is not None and checkpoint.digests[name] != checkpoint.digests[first]:
                 raise TensorMismatch(path, name, None, accepted, found=f"other values in {checkpoint.name}")
+
+
+def require_frozen_still(run: RecordedRun) -> None:
+    """What is called frozen has the same sampled values in all checkpoints of a run: with release noise it gets none."""
+    frozen = run.manifest.tensors.frozen if run.manifest.tensors is not None else []
+    for checkpoint in run.checkpoints[1:]:
+        for name in frozen:
+            here, first = checkpoint.samples.get(name), run.checkpoints[0].samples.get(name)
+            if here is not None and first is not None and not np.array_equal(here.values, first.values):
+                accepted = f"a frozen tensor as it is in {run.checkpoints[0].name}, or a trained one"
+                found = f"other values in {checkpoint.name}"
+                raise TensorMismatch(checkpoint.tensors[name][0], name, None, accepted, found=found)
 
 
 def _require_frozen(manifest: Manifest, checkpoints: list[SavedCheckpoint]) -> None:

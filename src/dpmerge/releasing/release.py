@@ -36,8 +36,9 @@ from dpmerge.planning.plan import Plan
 from dpmerge.planning.planned import Planned
 from dpmerge.planning.target import Guarantee
 from dpmerge.portfolio.parents import require_named_parents
-from dpmerge.portfolio.runs import sampled
+from dpmerge.portfolio.runs import require_frozen_still, sampled
 from dpmerge.releasing.finishing import finish, is_being_made, only_one
+from dpmerge.releasing.known_weights import require_runs_as_charged
 from dpmerge.releasing.order import Adapters, Order
 from dpmerge.releasing.place import default_ledger, opened_ledger, require_whole_ledger, witness, witnesses
 
@@ -158,6 +159,7 @@ def release(
         known = book.by_key(request.book, request_key) if request_key is not None else None
         require_private_salt(portfolio, insecure_permissions)
         if known is None:
+            require_runs_as_charged(book, [portfolio.run(stated.run).manifest for stated in planned.terms.runs])
             once = final or book.is_capped(request.book)
             require_makeable(planned, order, place, jobs, every_byte=once)
             require_nothing_pending(book, planned, target)
@@ -250,8 +252,11 @@ def require_makeable(
     if (free := shutil.disk_usage(out.parent).free) < needed:
         raise CannotWrite("output", str(out), f"a place with room for {needed:,} bytes", found=f"room for {free:,}")
     if not portfolio.contents_read:
-        # Planning compares starts too; but who merges may not have planned here.
-        require_named_parents([sampled(run) for run in portfolio.runs])
+        # Planning compares all this too; but who merges may not have planned here.
+        looked_at = [sampled(run) for run in portfolio.runs]
+        require_named_parents(looked_at)
+        for run in looked_at:
+            require_frozen_still(run)
     require_ties(portfolio, [(each.recipe, each.is_final) for each in planned.terms.candidates], jobs)
     if every_byte or len(recipes) > 1:
         require_recorded([portfolio.saved(f"{run}@{step}") for run, step in input_names(planned.terms)], jobs)

@@ -7,6 +7,7 @@ try:
 except ImportError as missing:
     raise ImportError(f"dpmerge.training needs {missing.name}: pip install 'dpmerge[torch]'") from missing
 
+from dpmerge.errors import CannotRecord
 from dpmerge.portfolio.statement import Ancestry
 from dpmerge.training.features import BoundFeatures, bound_features
 from dpmerge.training.language_models import per_record_loss
@@ -19,6 +20,7 @@ del opacus, safetensors, torch
 __all__ = [
     "Ancestry",
     "BoundFeatures",
+    "CannotRecord",
     "InsecureNoiseWarning",
     "Recorder",
     "bound_features",

@@ -48,7 +48,8 @@ def require_fresh(optimizer: DPOptimizer, folder: Path) -> None:
     waiting = optimizer._step_skip_queue or optimizer._is_last_step_skipped
     if waiting or any(p.grad is not None or p.summed_grad is not None for p in optimizer.params):
         raise CannotRecord(
-            "optimizer: it has gradients already; record a run from its first step on, with a new optimizer"
+            "optimizer: it has gradients already; record a run from its first step on (after a warm-up on public data, "
+            "set every parameter's .grad to None before make_private)"
         )
 
 
