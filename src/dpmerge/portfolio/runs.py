@@ -253,7 +253,7 @@ def _require_tied(manifest: Manifest, checkpoint: SavedCheckpoint) -> None:
 
 
 def require_frozen_still(run: RecordedRun) -> None:
-    """What is called frozen has the same sampled values in all checkpoints of a run: with release noise it gets none."""
+    """What is called frozen, and gets no release noise, has the same sampled values in all checkpoints of a run."""
     frozen = run.manifest.tensors.frozen if run.manifest.tensors is not None else []
     for checkpoint in run.checkpoints[1:]:
         for name in frozen:

@@ -25,6 +25,7 @@ from dpmerge.training.sampled_steps import SampledSteps
 Prints = frozenset[bytes]
 """One entry for each tensor: the fingerprints of its rows, in order."""
 
+_HALF = np.uint64(32)
 LOOKS_ONLY = "_dpmerge_looks_only"
 """The mark of hooks of the recorder's own, which change no gradient."""
 _DEEPEST = 5
@@ -68,7 +69,7 @@ class RowPrints:
         self._steps = SampledSteps()
 
     def handed(self, batch: Any) -> Prints:
-        """The same, of a batch that a loader hands out."""
+        """The fingerprints of all tensors of a batch that a loader hands out."""
         prints, self._handed = set(), []
         with torch.no_grad():
             for tensor in tensors_in(batch):
@@ -97,17 +98,21 @@ class RowPrints:
             tensor = torch.view_as_real(tensor)
         if tensor.dim() < 2:
             tensor = tensor.reshape(-1, 1)
-        rows = tensor.flatten(1).to(torch.float32).contiguous()
-        # 32 bits of each number in products of 64: a difference of round numbers, whose last bits are 0, shows as well.
+        rows = tensor.flatten(1).to(torch.float32)
+        rows = nn.functional.pad(rows, (0, 1)) if rows.shape[1] % 2 else rows.contiguous()
+        # Two numbers in 64 bits, the upper one in the lower half too: the difference of round numbers, whose last bits
+        # are 0, then has at most 31 of them, and shows in the product.
         weights = self._weights_of(rows)
         if rows.device.type == "cpu":
-            sums: Any = np.einsum("ij,j->i", rows.numpy().view(np.int32), weights.numpy())
+            bits = rows.numpy().view(np.uint64)
+            sums: Any = (bits ^ (bits >> _HALF)) @ weights.numpy().view(np.uint64)
         else:
-            sums = (rows.view(torch.int32).to(torch.int64) * weights).sum(1).cpu().numpy()
+            whole = rows.view(torch.int64)
+            sums = ((whole ^ ((whole >> 32) & 0xFFFFFFFF)) * weights).sum(1).cpu().numpy()
         return bytes(sums.tobytes())
 
     def _weights_of(self, rows: Tensor) -> Tensor:
-        key = rows.shape[1], rows.device
+        key = rows.shape[1] // 2, rows.device
         if key not in self._weights:
             known = self._weights.get((key[0], torch.device("cpu")))
             if known is None:
