@@ -522,3 +522,18 @@ def reseeded(folder: Path) -> None:
 def test_a_sampler_that_is_seeded_in_the_course_of_the_run(tmp_path: Path) -> None:
     reseeded(tmp_path)
     must_notice(reseeded, tmp_path, Batches, "_require_unpredicted", lambda self: None)
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_the_data_itself_in_any_order(tmp_path: Path, parts: int) -> None:
+    """Full batches are often taken from the data set, or from the loader before the block."""
+    run = private(batches="full")
+    inputs, targets = run.loader.dataset.tensors  # type: ignore[attr-defined]
+    with recorded(run, tmp_path) as recorder:
+        for _ in range(2):
+            order = torch.randperm(48)
+            chunks = order.tensor_split(parts)
+            for number, rows in enumerate(chunks):
+                run.optimizer.signal_skip_step(do_skip=number < len(chunks) - 1)
+                run.step([inputs[rows], targets[rows]])
+    assert (recorder.steps, recorder.manifest().record_losses) == (2, "checked")

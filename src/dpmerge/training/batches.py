@@ -23,7 +23,7 @@ import torch
 from opacus.optimizers import DPOptimizer
 from opacus.utils.batch_memory_manager import BatchSplittingSampler
 from opacus.utils.uniform_sampler import UniformWithReplacementSampler
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, TensorDataset
 
 from dpmerge.errors import CannotRecord
 from dpmerge.privacy.mechanisms import Sampling
@@ -95,6 +95,8 @@ class Batches:
         self._number: int | None = None
         self._full: list[list[Prints]] = []  # full batches of the last passes, in the parts they were handed out in
         self._parts_used: set[tuple[int, int]] = set()
+        self._parts: list[Prints] = []
+        self._data: list[Any] | None = None  # of every tensor of the data set, the fingerprints of its rows, sorted
         self._reused = False  # what entered is a whole batch, though of another step
         self._linked = True
         self.linked = True
@@ -151,7 +153,7 @@ class Batches:
         self._rows += rows
         if self.sampling is Sampling.FULL_BATCH:
             self._linked &= self._is_full(entered)
-            self.linked &= self._linked
+            self._parts.append(entered or frozenset())
             return
         waiting = self._physical.waiting if self._physical is not None else {}
         self._number = _entered(waiting, entered)
@@ -178,6 +180,17 @@ class Batches:
                     return True
         return False
 
+    def _is_data(self) -> bool:
+        """Whether what entered in this step is the data set itself, each record once, in any order and any parts."""
+        if not isinstance(self._loader.dataset, TensorDataset):
+            return False
+        if self._data is None:
+            self._data = [_sorted(each) for each in self._prints.handed(self._loader.dataset.tensors)]
+        together = self._parts if len(self._parts) == 1 else [[b"".join(b"".join(part) for part in self._parts)]]
+        if len(self._parts) > 1 and any(len(part) != 1 for part in self._parts):
+            return False
+        return all(any(np.array_equal(_sorted(each), rows) for rows in self._data) for each in together[0])
+
     def stepped(self) -> None:
         """A logical step is about to be taken."""
         if self.sampling is Sampling.POISSON and (
@@ -185,6 +198,9 @@ class Batches:
         ):
             raise CannotRecord("data_loader: the sampler's rate or generator was changed in the course of the run")
         full = self.sampling is Sampling.FULL_BATCH
+        if full:
+            self._linked = self._linked or self._is_data()
+            self.linked &= self._linked
         accepted = {self.records} if full else self._drawn()
         drawn = min(accepted, key=lambda size: abs(size - self._rows))
         if full and self._rows != drawn:
@@ -223,6 +239,7 @@ class Batches:
         """The gradients added so far were used, or refused; the next ones are another step's."""
         self._rows, self._linked = 0, True
         self._parts_used.clear()
+        self._parts.clear()
 
     def require_used_up(self) -> None:
         """A pass in which steps were taken left no batch out, not even its last one."""
@@ -347,6 +364,10 @@ class Batches:
             )
         self._current = this
         this.sizes.append(records)
+
+
+def _sorted(prints: bytes) -> Any:
+    return np.sort(np.frombuffer(prints, dtype=np.uint64))
 
 
 def _left_out(this: _Pass | _Handed) -> CannotRecord:
