@@ -537,3 +537,18 @@ def test_the_data_itself_in_any_order(tmp_path: Path, parts: int) -> None:
                 run.optimizer.signal_skip_step(do_skip=number < len(chunks) - 1)
                 run.step([inputs[rows], targets[rows]])
     assert (recorder.steps, recorder.manifest().record_losses) == (2, "checked")
+
+
+def layers_called_one_by_one(folder: Path) -> None:
+    """The model itself is never called, so nobody sees what enters it; one record is in twenty of its rows."""
+    run = private(batches="full")
+    with refusing(run, folder / "run", "not, row by row, the batch drawn"):
+        for inputs, targets in run.loader:
+            rows, labels = balanced(inputs, targets)
+            run.optimizer.zero_grad()
+            run.criterion(run.plain[2](run.plain[1](run.plain[0](rows))), labels).backward()
+            run.optimizer.step()
+
+
+def test_a_model_whose_layers_are_called_one_by_one(tmp_path: Path) -> None:
+    layers_called_one_by_one(tmp_path)

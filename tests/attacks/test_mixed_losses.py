@@ -443,3 +443,25 @@ def test_what_was_called_checked_is_doubted_once_records_are_found_mixed(tmp_pat
     kept = json.loads((tmp_path / "run" / "privacy.json").read_text())
     assert kept["checkpoints"]
     assert kept["record_losses"] == "unknown"
+
+
+def test_records_mixed_after_the_first_steps_are_found_when_it_is_said(tmp_path: Path) -> None:
+    """Step 32 is one of those that are always asked about, whatever else is looked at by chance."""
+
+    class LaterMixing(nn.Module):
+        mixes = False
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(FEATURES, CLASSES)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return self.layer(inputs - (inputs.mean(0) if self.mixes else 0.0))
+
+    model = LaterMixing()
+    run = private(model, batches="full")
+    with refusing(run, tmp_path / "run", "depend on the other records") as recorder:
+        run.train(20)
+        model.mixes = True
+        run.train(12)
+    assert 20 <= recorder.steps < 32

@@ -182,7 +182,7 @@ class Batches:
 
     def _is_data(self) -> bool:
         """Whether what entered in this step is the data set itself, each record once, in any order and any parts."""
-        if not isinstance(self._loader.dataset, TensorDataset):
+        if not isinstance(self._loader.dataset, TensorDataset) or not all(self._parts):
             return False
         if self._data is None:
             self._data = [_sorted(each) for each in self._prints.handed(self._loader.dataset.tensors)]

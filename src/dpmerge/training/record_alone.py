@@ -64,6 +64,11 @@ class RecordAlone:
         self.outputs: list[Tensor] = []
         self._gradients: dict[int, Tensor] = {}
 
+    @property
+    def asking(self) -> bool:
+        """Whether this physical batch will be asked about."""
+        return self._given is not None
+
     def attach(self, attached: ExitStack) -> None:
         """Watch until the stack is closed."""
         module = self._module

@@ -59,7 +59,7 @@ class SeparateRecords:
         attached.callback(setattr, torch.autograd, "backward", backward)
 
     def _looks_at(self, losses: list[Tensor]) -> None:
-        if not self._looking:
+        if not (self._looking or self._alone.asking):
             return
         outputs = {output.grad_fn for output in self._alone.outputs if output.dim()}
         if self._alone.outputs and self._graph is None:  # ghost clipping's second pass is the first one, with factors
@@ -82,7 +82,7 @@ class SeparateRecords:
     def require_own(self, rows: int) -> None:
         """A physical batch of so many gradients is about to be added: refuse what surely is not one a record."""
         graph, self._graph = self._graph, None
-        looked, self._looking = self._looking, self._steps.look()
+        looked, self._looking = self._looking or self._alone.asking, self._steps.look()
         if self._optimizer.accumulated_iterations != 1:  # refused when the step is taken
             self._unclear = True
             self._alone.clear()
