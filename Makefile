@@ -3,26 +3,39 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# What the demo needs, and what the tests need beside it. The second may grow; the first must not notice.
+DEMO_INSTALLED := $(VENV)/.demo-installed
 INSTALLED := $(VENV)/.installed
+# Every install uses the versions that were tested together. Byte code is written when a module is first imported:
+# compiling all of plotly takes longer than the demo.
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench soak reproduce audit examples chromium lint types imports clean
+.PHONY: help demo test quick check package bench soak reproduce audit examples chromium lint types imports clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
-$(INSTALLED): pyproject.toml constraints.txt
+# The demo draws its report with plotly; it has no use for torch, matplotlib or the test tools.
+$(DEMO_INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[report,torch,postgres]" --group dev
+	$(INSTALL) --editable . plotly
 	touch $@
 
-demo: $(INSTALLED)  ## the whole story on a shipped portfolio: inspect, plan, merge, verify, audit, ledger, report
+$(INSTALLED): $(DEMO_INSTALLED)
+	$(INSTALL) --upgrade "pip>=25.1"  # --group is new there
+	$(INSTALL) --editable ".[report,torch,postgres]" --group dev
+	touch $@
+
+demo: $(DEMO_INSTALLED)  ## the whole story on a shipped portfolio: inspect, plan, merge, verify, audit, ledger, report
 	$(BIN)/python examples/demo.py
 
 # A file of tests stays on one core: its fixtures are made once.
-test: $(INSTALLED) chromium  ## all tests, doctests included, on both cores
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+test: $(INSTALLED) chromium  ## all tests, doctests included, on all cores; the slowest ten are listed
+	$(BIN)/python -m pytest --numprocesses logical --dist loadfile --durations 10
+
+quick: $(INSTALLED)  ## tests that train nothing and start no browser, server or process
+	$(BIN)/python -m pytest --numprocesses logical --dist loadfile --durations 10 -m quick
 
 # The report is opened in a browser. Where none may be installed, that test says so and is skipped.
 chromium:
@@ -42,7 +55,10 @@ types: $(INSTALLED)
 imports: $(INSTALLED)
 	$(BIN)/python -m pytest tests/test_architecture.py
 
-bench: $(INSTALLED)  ## speed against the peers, measured side by side
+package: $(INSTALLED)  ## build sdist and wheel, install the wheel without extras, and release a model with it
+	PYTHON=$(BIN)/python .ci/package
+
+bench: $(INSTALLED)  ## speed against the peers, measured side by side, and what got worse since ratios.json
 	PYTHONPATH=tests $(BIN)/python -m benchmarks
 
 soak: $(INSTALLED)  ## a million broken inputs, two hundred killed releases, crowds of processes against a cap
@@ -51,13 +67,13 @@ soak: $(INSTALLED)  ## a million broken inputs, two hundred killed releases, cro
 	$(BIN)/python -m fuzz
 
 reproduce: $(INSTALLED)  ## every experiment again, into docs: about 75 minutes on two cores, and it can be interrupted
-	$(BIN)/dpmerge reproduce all -o docs
+	$(BIN)/python -m reproduction all -o docs
 
-audit: $(INSTALLED)  ## attack every built-in scenario and write the table of docs/audit.md: some minutes
+audit: $(INSTALLED)  ## attack every scenario and write the table of docs/audit.md: some minutes
 	mkdir -p docs/audit
-	$(BIN)/dpmerge audit --scenario all --json > docs/audit/scenarios.new
+	$(BIN)/python -m reproduction audit --scenario all --json > docs/audit/scenarios.new
 	mv docs/audit/scenarios.new docs/audit/scenarios.json
-	$(BIN)/python -m dpmerge.audit.page docs/audit/scenarios.json docs/audit.md
+	$(BIN)/python -m reproduction.audit_page docs/audit/scenarios.json docs/audit.md
 	$(BIN)/dpmerge audit --scenario logistic --picture docs/audit/logistic.png
 
 examples: $(INSTALLED)  ## train the example portfolios again, into .examples

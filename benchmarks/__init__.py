@@ -1,1 +1,1 @@
-"""Side-by-side measurements against the peers: `make bench`. They print ratios; they are not tests."""
+"""Side-by-side measurements against the peers: `make bench` prints ratios, and what got worse. They are not tests."""

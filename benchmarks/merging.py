@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dpmerge.merging.layout import index_of, output_file
-from dpmerge.portfolio.tensors import Slot
+from dpmerge.portfolio.tensors import TensorEntry
 from portfolio.portfolios import manifest, write_json
 
 FAST = bool(os.environ.get("DPMERGE_BENCH_FAST"))
@@ -40,7 +40,7 @@ ROOM = 30e9
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class MeasuredMerge:
     seconds: float
     process: float
     cpu: float
@@ -48,13 +48,13 @@ class Measured:
     above_imports: float
 
 
-def run(console: Console) -> None:
-    """Print what was measured."""
+def run(console: Console) -> dict[str, float]:
+    """Print what was measured; return how many times faster than mergekit, or else than the torch loop, ours is."""
     with tempfile.TemporaryDirectory(prefix="dpmerge-bench-") as name:
         home = Path(name)
         if not FAST and shutil.disk_usage(home).free < ROOM:
             console.print(f"\n[bold]merging[/]: left out, it needs {ROOM / 1e9:.0f} GB in {home.parent}")
-            return
+            return {}
         for seed, model in enumerate(WEIGHTS):
             _generate(home / "runs" / model, seed)
         size = sum(file.stat().st_size for file in (home / "runs" / "a").glob("*.safetensors"))
@@ -63,7 +63,7 @@ def run(console: Console) -> None:
             f"median of {TURNS}"
         )
         scripts = _scripts(console)
-        found: dict[str, list[Measured]] = {what: [] for what in scripts}
+        found: dict[str, list[MeasuredMerge]] = {what: [] for what in scripts}
         for _ in range(TURNS):
             for what, (python, script) in scripts.items():
                 found[what].append(_measure(home, python, script))
@@ -72,9 +72,15 @@ def run(console: Console) -> None:
         "s and ×: the merge alone; process: with imports. MB: peak; +MB: above imports. "
         "Goals: 8 × mergekit unhashed, 4 × hashed, below 64 +MB."
     )
+    if FAST:  # start-up is most of it: no ratio to compare with
+        return {}
+    alone = {what: statistics.median(each.seconds for each in turns) for what, turns in found.items()}
+    peers = [what for what in ("mergekit", "torch loop") if what in alone]
+    ours = [what for what in alone if what.startswith("dpmerge")]
+    return {f"{what} × {peer}": alone[peer] / alone[what] for peer in peers for what in ours}
 
 
-def _table(found: dict[str, list[Measured]], size: int) -> Table:
+def _table(found: dict[str, list[MeasuredMerge]], size: int) -> Table:
     """Ratios are of medians: of the merge alone, and of the whole process as somebody at a terminal waits for it."""
     table = Table(
         "", "s", "range", "CPU s", "process s", "GB/s", "× mergekit", "process ×", "× cp", "MB", "+MB", box=SIMPLE
@@ -103,7 +109,7 @@ def _times(many: float | None, few: float | None) -> str:
     return "–" if many is None or few is None else f"{many / few:.1f}"
 
 
-def _measure(home: Path, python: str, script: str) -> Measured:
+def _measure(home: Path, python: str, script: str) -> MeasuredMerge:
     """One merge in its own process, which tells what it took."""
     out = home / "out"
     os.sync()  # nobody pays for what another one left to be written
@@ -121,7 +127,7 @@ def _measure(home: Path, python: str, script: str) -> Measured:
     told = json.loads(result.stdout.splitlines()[-1])
     peak, imported = told["peak"] / 1e3, told["imported"] / 1e3
     above = peak - imported
-    return Measured(seconds=told["seconds"], process=process, cpu=told["cpu"], peak=peak, above_imports=above)
+    return MeasuredMerge(seconds=told["seconds"], process=process, cpu=told["cpu"], peak=peak, above_imports=above)
 
 
 _FRAME = """
@@ -234,7 +240,7 @@ def _generate(folder: Path, seed: int) -> None:
     random = np.random.default_rng(seed)
     block = (0.02 * random.standard_normal(2**22, dtype=np.float32)).view(np.uint32) >> 16
     values = np.tile(block.astype(np.uint16), 2)  # every tensor begins somewhere else in it
-    slots = [Slot(name, "BF16", shape, 0, 2 * int(np.prod(shape))) for name, shape in _tensors()]
+    slots = [TensorEntry(name, "BF16", shape, 0, 2 * int(np.prod(shape))) for name, shape in _tensors()]
     files = []
     for place, shard in enumerate(_shards(slots)):
         files.append(output_file(f"model-{place + 1:05}-of-{SHARDS:05}.safetensors", shard, for_pytorch=True))
@@ -258,9 +264,9 @@ def _generate(folder: Path, seed: int) -> None:
     write_json(folder / "privacy.json", {**document, "checkpoints": [{"step": 4, "files": listed}]})
 
 
-def _shards(slots: Sequence[Slot]) -> Iterator[list[Slot]]:
+def _shards(slots: Sequence[TensorEntry]) -> Iterator[list[TensorEntry]]:
     whole = sum(slot.end for slot in slots)
-    shards: list[list[Slot]] = [[] for _ in range(SHARDS)]
+    shards: list[list[TensorEntry]] = [[] for _ in range(SHARDS)]
     done = 0
     for slot in slots:
         shards[done * SHARDS // whole].append(slot)

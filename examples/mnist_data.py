@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
-from dpmerge.experiments.images import Bytes, ImageFolder
+from reproduction.images import Bytes, ImageFolder
 
 
 def example(

@@ -8,13 +8,13 @@ from pathlib import Path
 import safetensors
 
 from dpmerge.errors import DpmergeError, PortfolioError
-from dpmerge.portfolio.listing import read_listing
 from dpmerge.portfolio.manifest import Manifest
-from dpmerge.portfolio.tensors import Slot, parse_header, read_contents, read_header
+from dpmerge.portfolio.portfolio_file import read_listing
+from dpmerge.portfolio.tensors import TensorEntry, parse_header, read_contents, read_header
 from fuzz.mutations import FILE, HEADER, LISTING, MANIFEST
 
 
-class Violation(AssertionError):
+class ViolationError(AssertionError):
     """A promise of the readers that an input broke."""
 
 
@@ -40,14 +40,14 @@ class Checks:
     def _complaint(self, error: DpmergeError) -> None:
         message = str(error)
         if not isinstance(error, PortfolioError):
-            raise Violation(f"an error without a file: {message!r}") from error
+            raise ViolationError(f"an error without a file: {message!r}") from error
         if len(message.splitlines()) != 1 or len(message) > 5000:
-            raise Violation(f"a message that is not one line: {message!r}") from error
+            raise ViolationError(f"a message that is not one line: {message!r}") from error
 
     def _manifest(self, content: bytes) -> None:
         manifest = Manifest.parse(content)
         if Manifest.parse(manifest.text().encode()) != manifest:
-            raise Violation("a manifest that says something else once written and read")
+            raise ViolationError("a manifest that says something else once written and read")
         manifest.statement.voice.encode()
 
     def _header(self, content: bytes) -> None:
@@ -63,28 +63,28 @@ class Checks:
         _agrees(content, slots)
         found = read_contents(self.file, slots)
         if set(found.tensors) != {slot.name for slot in slots}:
-            raise Violation("tensors of the header that were not read")
+            raise ViolationError("tensors of the header that were not read")
 
     def _listing(self, content: bytes) -> None:
         self.listing.write_bytes(content)
         listing = read_listing(self.listing)
         if not set(listing.runs) <= {"a", "b"}:
-            raise Violation(f"folders that are none: {listing.runs}")
+            raise ViolationError(f"folders that are none: {listing.runs}")
 
 
-def _agrees(content: bytes, slots: tuple[Slot, ...]) -> None:
+def _agrees(content: bytes, slots: tuple[TensorEntry, ...]) -> None:
     """Whoever else reads the file must find the same tensors there, or refuse it."""
     position = 8 + int.from_bytes(content[:8], "little")
     for slot in slots:
         if slot.start != position:
-            raise Violation(f"bytes of no tensor, or of two, before {slot.name!r}")
+            raise ViolationError(f"bytes of no tensor, or of two, before {slot.name!r}")
         position = slot.end
     if position != len(content):
-        raise Violation("bytes of no tensor at the end")
+        raise ViolationError("bytes of no tensor at the end")
     try:
         theirs = safetensors.deserialize(content)
     except safetensors.SafetensorError:
         return
     ours = {slot.name: [slot.dtype, list(slot.shape)] for slot in slots}
     if ours != {name: [entry["dtype"], list(entry["shape"])] for name, entry in theirs}:
-        raise Violation(f"tensors the library reads otherwise: {json.dumps(ours)}")
+        raise ViolationError(f"tensors the library reads otherwise: {json.dumps(ours)}")

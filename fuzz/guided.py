@@ -10,7 +10,7 @@ import atheris
 
 from fuzz.mutations import TARGETS, Inputs
 
-with atheris.instrument_imports(include=["dpmerge.portfolio", "dpmerge.documents"]):
+with atheris.instrument_imports(include=["dpmerge.portfolio", "dpmerge.terms.documents"]):
     from fuzz.checks import Checks
 
 

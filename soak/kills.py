@@ -34,24 +34,26 @@ from typing import Any, Literal
 import numpy as np
 from rich.console import Console
 
-from dpmerge.certificate.envelope import CERTIFICATE_NAME, read_certificate
-from dpmerge.errors import CapExceeded, DpmergeError
+from dpmerge.certificate.dsse import CERTIFICATE_NAME, read_certificate
+from dpmerge.errors import CapExceededError, DpmergeError
 from dpmerge.ledger.caps import Cap
-from dpmerge.ledger.entries import Book
+from dpmerge.ledger.charge import Charge
+from dpmerge.ledger.entries import BudgetScope
+from dpmerge.ledger.head_checkpoint import check_head_checkpoint
 from dpmerge.ledger.ledger import Ledger
-from dpmerge.ledger.request import Charged
-from dpmerge.ledger.witness import check_witness
 from dpmerge.merging.recipe_files import build
-from dpmerge.planning.planned import Planned, stated_weights
-from dpmerge.planning.target import Guarantee
-from dpmerge.planning.terms import CandidateTerms, Choice, Part, Seen, Terms
+from dpmerge.planning.plan import Plan
+from dpmerge.planning.stated_weights import stated_weights
 from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.portfolio.tensors import read_header, weights_digest
-from dpmerge.releasing.place import LEDGER_NAME, WITNESS_NAME
-from dpmerge.releasing.rebuilding import rebuilt
-from dpmerge.releasing.recovery import recover
+from dpmerge.releasing.ledger_location import LEDGER_NAME, WITNESS_NAME
+from dpmerge.releasing.rebuild import rebuilt
+from dpmerge.releasing.recover import recover
 from dpmerge.releasing.release import release
 from dpmerge.releasing.verifying import verify
+from dpmerge.terms.candidate_terms import CandidateTerms, Choice, Part, Seen
+from dpmerge.terms.guarantee import Guarantee
+from dpmerge.terms.release_terms import ReleaseTerms
 from soak.ledger import postgresql
 
 DELTA = 1e-5
@@ -144,22 +146,22 @@ def loaded(home: Path) -> Portfolio:
     return Portfolio.load(home, contents=False)
 
 
-def average(portfolio: Portfolio) -> Planned:
+def average(portfolio: Portfolio) -> Plan:
     """One merge of three models."""
     return stated_weights(portfolio, {"a@20": 0.25, "b@20": 0.25, "c@20": 0.5}, LOOSE)
 
 
-def draw_of_two(portfolio: Portfolio) -> Planned:
+def draw_of_two(portfolio: Portfolio) -> Plan:
     """One of two, each as likely: an average or a checkpoint as it was trained."""
     return drawn_from(portfolio, [{"a@20": 0.5, "b@20": 0.5}, {"c@20": 1.0}])
 
 
-def drawn_from(portfolio: Portfolio, candidates: Iterable[Mapping[str, float]]) -> Planned:
+def drawn_from(portfolio: Portfolio, candidates: Iterable[Mapping[str, float]]) -> Plan:
     """One of some merges, each as likely."""
     return _planned(portfolio, [_candidate(each, "joint_release", 0.0) for each in candidates])
 
 
-def noised(portfolio: Portfolio) -> Planned:
+def noised(portfolio: Portfolio) -> Plan:
     """One merge with release noise: the last release of its runs."""
     return _planned(portfolio, [_candidate({"b@20": 0.25, "c@20": 0.75}, "hidden_state", 0.01)])
 
@@ -174,9 +176,9 @@ def _candidate(weights: Mapping[str, float], theorem: str, noise: float) -> Cand
     )
 
 
-def _planned(portfolio: Portfolio, candidates: list[CandidateTerms]) -> Planned:
+def _planned(portfolio: Portfolio, candidates: list[CandidateTerms]) -> Plan:
     involved = {seen.run for each in candidates for seen in each.seen}
-    terms = Terms(
+    terms = ReleaseTerms(
         dataset=portfolio.dataset,
         unit=portfolio.unit,
         adjacency=portfolio.adjacency.value,
@@ -186,7 +188,7 @@ def _planned(portfolio: Portfolio, candidates: list[CandidateTerms]) -> Planned:
         probabilities=[1 / len(candidates)] * len(candidates),
         choice=Choice.stated("stated beforehand", "stated_without_looking_at_the_models"),
     )
-    return Planned(portfolio, terms, LOOSE)
+    return Plan.of_terms(portfolio, terms, LOOSE)
 
 
 @dataclass(frozen=True)
@@ -194,7 +196,7 @@ class Wanted:
     """A kind of release."""
 
     name: str
-    plan: Callable[[Portfolio], Planned]
+    plan: Callable[[Portfolio], Plan]
     final: bool = False
 
 
@@ -324,7 +326,7 @@ def broken(ledger: Ledger, home: Path) -> list[str]:
     if not verdict.ok:
         wrong.append(f"the chain is broken at {verdict.broken}: {verdict.why}")
     try:
-        check_witness(ledger, home / WITNESS_NAME)
+        check_head_checkpoint(ledger, home / WITNESS_NAME)
     except DpmergeError as error:
         wrong.append(str(error))
     return wrong
@@ -335,7 +337,7 @@ def hidden(place: Path) -> list[str]:
     return sorted(path.name for path in place.iterdir() if path.name.startswith("."))
 
 
-def expected_files(planned: Planned, folder: Path) -> list[dict[str, str] | None]:
+def expected_files(planned: Plan, folder: Path) -> list[dict[str, str] | None]:
     """The files of each candidate, made without releasing them; None where noise is added."""
     made: list[dict[str, str] | None] = []
     for place, candidate in enumerate(planned.terms.candidates):
@@ -349,7 +351,7 @@ def expected_files(planned: Planned, folder: Path) -> list[dict[str, str] | None
     return made
 
 
-def phase(place: Path, out: Path, charged: Charged | None) -> str:
+def phase(place: Path, out: Path, charged: Charge | None) -> str:
     """How far a release had come."""
     if charged is None:
         return "before the charge"
@@ -419,7 +421,7 @@ class Victim:
         said = f"kill {number} ({self.wanted.name}{', overwriting' if overwrite else ''})"
         kills.violations += [f"{said}: {problem}" for problem in self._after_the_kill(known, before, kills)]
 
-    def _releases(self) -> dict[str, Charged]:
+    def _releases(self) -> dict[str, Charge]:
         if not (self.home / LEDGER_NAME).exists():
             return {}
         with Ledger.open(self.home / LEDGER_NAME) as ledger:
@@ -428,7 +430,7 @@ class Victim:
         return {name: charged for name, charged in found.items() if charged is not None}
 
     def _after_the_kill(
-        self, known: Mapping[str, Charged], before: Mapping[str, str] | None, kills: Kills
+        self, known: Mapping[str, Charge], before: Mapping[str, str] | None, kills: Kills
     ) -> Iterator[str]:
         new = {name: charged for name, charged in self._releases().items() if name not in known}
         charged = next(iter(new.values()), None)
@@ -472,7 +474,7 @@ class Victim:
 
         return work
 
-    def _after_the_recovery(self, ledger: Ledger, found: str, charged: Charged | None) -> Iterator[str]:
+    def _after_the_recovery(self, ledger: Ledger, found: str, charged: Charge | None) -> Iterator[str]:
         if ledger.pending():
             yield f"{found}: something is pending after recovery"
         # A lock of a process that died before it charged anything is there until the place is used again.
@@ -537,7 +539,7 @@ def work(home: Path, where: str, place: Path, worker: int, asks: int, seed: int)
             candidates.append({f"c@{chance.choice(STEPS)}": 1.0})
         try:
             release(drawn_from(portfolio, candidates), out=place / f"out-{worker}-{number}", ledger=where)
-        except CapExceeded:
+        except CapExceededError:
             refused += 1
         else:
             made.append(f"out-{worker}-{number}")
@@ -548,7 +550,7 @@ def crowd(home: Path, where: str, place: Path, *, workers: int, asks: int, seed:
     """All workers at once, under a cap that is set first."""
     portfolio = loaded(home)
     with Ledger.open(where) as ledger:
-        ledger.set_cap(Book(portfolio.dataset, portfolio.unit, portfolio.adjacency.value), CAP)
+        ledger.set_cap(BudgetScope(portfolio.dataset, portfolio.unit, portfolio.adjacency.value), CAP)
 
     def worker(number: int) -> Callable[[], Tally]:
         return lambda: work(home, where, place, number, asks, seed)

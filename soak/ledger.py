@@ -25,14 +25,14 @@ from typing import Any
 
 from rich.console import Console
 
-from dpmerge.errors import CapExceeded
-from dpmerge.ledger import Book, Cap, ChargeRequest, Ledger, identities, noise_marks
+from dpmerge.errors import CapExceededError
+from dpmerge.ledger import BudgetScope, Cap, Charge, Ledger, identities, noise_marks
 from dpmerge.ledger.caps import gaussian_budget
-from dpmerge.planning.program import UNITS
-from dpmerge.planning.terms import CandidateTerms, Choice, Part, Seen, Terms
 from dpmerge.portfolio.manifest import Manifest
+from dpmerge.terms.candidate_terms import CandidateTerms, Choice, Part, Seen
+from dpmerge.terms.release_terms import UNITS, ReleaseTerms
 
-BOOK = Book("soaked", "record", "replace_one")
+BOOK = BudgetScope("soaked", "record", "replace_one")
 CAP = Cap(epsilon=2.0, delta=1e-5, rule="gaussian_filter")
 STEPS, SIGMAS = 40, (16.0, 24.0, 40.0)
 
@@ -77,10 +77,10 @@ def _manifest(place: int, sigma: float) -> Manifest:
     return Manifest.model_validate(document)
 
 
-def request(runs: list[Manifest], wanted: list[tuple[int, int]], key: str | None = None) -> ChargeRequest:
+def request(runs: list[Manifest], wanted: list[tuple[int, int]], key: str | None = None) -> Charge:
     """To release one of some checkpoints, each as likely as the others (two at most)."""
     involved = sorted({place for place, _ in wanted})
-    terms = Terms(
+    terms = ReleaseTerms(
         dataset=BOOK.dataset,
         unit=BOOK.unit,
         adjacency="replace_one",
@@ -99,7 +99,7 @@ def request(runs: list[Manifest], wanted: list[tuple[int, int]], key: str | None
         choice=Choice(kind="data_independent", rule="a soak"),
     )
     chosen = [runs[place] for place in involved]
-    return ChargeRequest(
+    return Charge.proposed(
         terms=terms, identities=identities(chosen), marks=noise_marks(chosen), key=key, details={"soak": True}
     )
 
@@ -122,7 +122,7 @@ def work(where: str, worker: int, asks: int, seed: int, results: Connection) -> 
             wanted = [(chance.randrange(len(runs)), chance.randint(1, STEPS)) for _ in range(chance.randint(1, 2))]
             try:
                 got = ledger.charge(request(runs, wanted), draw)
-            except CapExceeded:
+            except CapExceededError:
                 refused += 1
                 continue
             charged.append(got.release_id)

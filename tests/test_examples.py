@@ -11,15 +11,15 @@ import pytest
 from safetensors.numpy import load_file
 
 from dpmerge import Portfolio
+from dpmerge.accounting import LinearCombination, hidden_state, merged_trajectory
 from dpmerge.portfolio import inspect
 from dpmerge.portfolio.manifest import Manifest
-from dpmerge.privacy import LinearCombination, hidden_state, merged_trajectory
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 PORTFOLIOS = ("mnist", "probe")
 
 
-def test_all_examples_together_are_small() -> None:
+def test_all_examples_together_have_less_than_three_megabytes() -> None:
     kept = [path for path in EXAMPLES.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     assert sum(path.stat().st_size for path in kept) < 3_000_000
 
@@ -39,14 +39,14 @@ def test_mnist_has_the_papers_settings_and_a_ladder() -> None:
     )
 
 
-def test_the_rates_are_the_papers_schedule() -> None:
+def test_the_learning_rates_of_mnist_are_the_papers_schedule() -> None:
     run = Portfolio.load(EXAMPLES / "mnist").run("c2-s32")
     rates = np.asarray(run.mechanism.rates) * 60_000  # type: ignore[attr-defined]
     assert rates[:3] == pytest.approx([2, 4, 4])
     assert np.diff(rates[2:]) == pytest.approx(np.full(17, -4 / 18))
 
 
-def test_epsilons_are_the_closed_forms() -> None:
+def test_the_epsilons_of_mnist_are_the_closed_forms() -> None:
     """20 steps at σ = 32 under replace_one: μ = 2√20/32; ε from an independent 50-digit table."""
     figures = inspect(Portfolio.load(EXAMPLES / "mnist"), 1e-5).document()
     last = {run["run"]: run["checkpoints"][-1] for run in figures["runs"]}

@@ -66,13 +66,13 @@ def forget_ledger(portfolio: Path) -> None:
 
 
 @pytest.mark.parametrize("portfolio", ["full-batch", "final", "sampled"])
-def test_its_manifests_load(home: Path, portfolio: str) -> None:
+def test_manifests_of_0_1_load(home: Path, portfolio: str) -> None:
     loaded = dpm.Portfolio.load(home / portfolio)
     assert [run.id for run in loaded.runs] == (["history", "p", "q"] if portfolio == "sampled" else list("abcde"))
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_its_certificates_verify_beside_their_portfolio_and_ledger(home: Path, release: str) -> None:
+def test_certificates_of_0_1_verify_beside_their_portfolio_and_ledger(home: Path, release: str) -> None:
     portfolio, epsilon = RELEASES[release]
     found = told("verify", home / "releases" / release, "--portfolio", home / portfolio)
     assert found["verified"]
@@ -83,13 +83,13 @@ def test_its_certificates_verify_beside_their_portfolio_and_ledger(home: Path, r
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_its_certificates_verify_alone(home: Path, release: str) -> None:
+def test_certificates_of_0_1_verify_alone(home: Path, release: str) -> None:
     found = told("verify", home / "releases" / release)
     assert found["verified"]
     assert found["guarantee"]["epsilon"] == RELEASES[release][1]
 
 
-def test_its_signature_verifies(home: Path) -> None:
+def test_a_signature_of_0_1_verifies(home: Path) -> None:
     found = told("verify", home / "releases" / "signed", "--key", home / "signing.pem.pub")
     assert {check["check"]: check["passed"] for check in found["checks"]}["signature"] is True
     unsigned = ran("verify", home / "releases" / "unsigned", "--key", home / "signing.pem.pub")
@@ -97,7 +97,7 @@ def test_its_signature_verifies(home: Path) -> None:
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_its_plans_are_released(home: Path, plan: str, tmp_path: Path) -> None:
+def test_plans_of_0_1_are_released(home: Path, plan: str, tmp_path: Path) -> None:
     portfolio, epsilon = PLANS[plan]
     forget_ledger(home / portfolio)
     final = ["--final"] if plan in FINAL else []
@@ -108,13 +108,13 @@ def test_its_plans_are_released(home: Path, plan: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("portfolio", SPENT)
-def test_its_ledgers_are_whole_and_say_what_was_spent(home: Path, portfolio: str) -> None:
+def test_ledgers_of_0_1_are_whole_and_say_what_was_spent(home: Path, portfolio: str) -> None:
     assert told("ledger", "verify", home / portfolio)
     spent = ran("ledger", "spent", home / portfolio)
     assert f"ε = {SPENT[portfolio]:.4f} at δ = 1e-05" in spent.stdout
 
 
-def test_what_it_locked_stays_locked(home: Path, tmp_path: Path) -> None:
+def test_runs_locked_by_0_1_stay_locked(home: Path, tmp_path: Path) -> None:
     refused = ran("merge", home / "final", "--weights", "d@4=1", *_cheap(), "-o", tmp_path / "out")
     assert refused.exit_code != 0
     assert "d" in refused.output
@@ -122,7 +122,7 @@ def test_what_it_locked_stays_locked(home: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_its_ledger_goes_on_and_its_cap_still_holds(home: Path, tmp_path: Path) -> None:
+def test_a_ledger_of_0_1_is_appended_to_and_its_cap_still_holds(home: Path, tmp_path: Path) -> None:
     full = home / "full-batch"
     before = json.loads(ran("ledger", "export", full).stdout)["entries"]
     beyond = ran("merge", full, "--weights", "a@4=1", *_cheap(), "-o", tmp_path / "beyond")
@@ -135,12 +135,12 @@ def test_its_ledger_goes_on_and_its_cap_still_holds(home: Path, tmp_path: Path) 
     assert len(after) > len(before)
 
 
-def test_what_it_charged_and_did_not_finish_is_not_drawn_again(home: Path, tmp_path: Path) -> None:
+def test_a_release_pending_since_0_1_is_not_drawn_again_until_abandoned(home: Path, tmp_path: Path) -> None:
     out, plan = tmp_path / "out", home / "plans" / "sampled-select.json"
     refused = ran("merge", home / "sampled", "--plan", plan, "-o", out)
     assert refused.exit_code == 2
     assert "charged and not finished" in " ".join(refused.output.split())
-    releases = told("ledger", "show", home / "sampled")["books"][0]["releases"]
+    releases = told("ledger", "show", home / "sampled")["scopes"][0]["releases"]
     pending = next(each["release_id"] for each in releases if each["status"] == "pending")
     given_up = ran("ledger", "recover", home / "sampled", "--abandon", pending)
     assert given_up.exit_code == 0, given_up.output

@@ -15,12 +15,13 @@ from pathlib import Path
 
 from torch import nn
 
-from dpmerge.experiments.tasks import standardised
-from dpmerge.experiments.training import warm_up_and_decay
-
+sys.path.insert(0, str(Path(__file__).parents[2]))  # for `reproduction`, which is not installed
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from full_batch import train
 from mnist_data import example
+
+from reproduction.tasks import standardised
+from reproduction.training import warm_up_and_decay
 
 PAPER = {"c2-s32": (2.0, 32.0), "c4-s32": (4.0, 32.0), "c2-s64": (2.0, 64.0)}
 LADDER = {f"ladder-{rung}": (2.0, 512.0) for rung in range(1, 9)}

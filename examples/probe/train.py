@@ -17,12 +17,13 @@ from pathlib import Path
 
 from torch import nn
 
-from dpmerge.experiments.tasks import PROBE_CLIP_NORM, bounded
-from dpmerge.experiments.training import warm_up_and_decay
-
+sys.path.insert(0, str(Path(__file__).parents[2]))  # for `reproduction`, which is not installed
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from full_batch import train
 from mnist_data import example
+
+from reproduction.tasks import PROBE_CLIP_NORM, bounded
+from reproduction.training import warm_up_and_decay
 
 NOISE = {"s16": 16.0, "s32": 32.0, "s64": 64.0}
 

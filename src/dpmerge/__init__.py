@@ -1,100 +1,59 @@
-"""dpmerge: a model for any privacy level, from the differentially private models you already have."""
+"""dpmerge: a model for any privacy level, from the differentially private models you already have.
+
+The verbs of the command line are functions here: `inspect`, `plan`, `frontier`, `prepare` and `release` (together what
+`dpmerge merge` does), `verify`, `audit`; `Ledger` is what was released and what it has cost. The errors they raise are
+in `dpmerge.errors`.
+"""
 
 from typing import TYPE_CHECKING, Any
 
-from dpmerge.errors import (
-    BadCheckpoint,
-    BadManifest,
-    CannotRecord,
-    CannotWrite,
-    CapExceeded,
-    DeltaOutOfReach,
-    DigestMismatch,
-    DpmergeError,
-    EvaluationFailed,
-    InvalidInput,
-    LedgerBroken,
-    LedgerError,
-    MissingParent,
-    MixedPortfolio,
-    NoGuarantee,
-    NotCombinable,
-    NotIndependent,
-    PickleRefused,
-    PortfolioError,
-    PrivateMetric,
-    RunsLocked,
-    TargetOutOfReach,
-    TensorMismatch,
-    UnsafePath,
-)
+from dpmerge import errors
+from dpmerge.errors import DpmergeError
 
 if TYPE_CHECKING:
-    from dpmerge.planning.looking import PublicEvaluation
-    from dpmerge.planning.objectives import Prior
-    from dpmerge.planning.plan import Plan
-    from dpmerge.planning.planner import plan
-    from dpmerge.planning.target import Guarantee
-    from dpmerge.planning.validation import PrivateValidation
-    from dpmerge.portfolio import Portfolio
-    from dpmerge.releasing.release import release
-    from dpmerge.releasing.verifying import verify
+    from dpmerge.auditing.audit import audit as audit
+    from dpmerge.planning.frontier import frontier as frontier
+    from dpmerge.planning.objectives import Prior as Prior
+    from dpmerge.planning.plan import Plan as Plan
+    from dpmerge.planning.planner import plan as plan
+    from dpmerge.planning.private_selection import PrivateValidation as PrivateValidation
+    from dpmerge.planning.public_selection import PublicEvaluation as PublicEvaluation
+    from dpmerge.portfolio import Portfolio as Portfolio
+    from dpmerge.portfolio.inspection import inspect as inspect
+    from dpmerge.releasing.portfolio_ledger import PortfolioLedger
+    from dpmerge.releasing.prepare import prepare as prepare
+    from dpmerge.releasing.release import release as release
+    from dpmerge.releasing.verifying import verify as verify
+    from dpmerge.terms.guarantee import Guarantee as Guarantee
 
-__all__ = [
-    "BadCheckpoint",
-    "BadManifest",
-    "CannotRecord",
-    "CannotWrite",
-    "CapExceeded",
-    "DeltaOutOfReach",
-    "DigestMismatch",
-    "DpmergeError",
-    "EvaluationFailed",
-    "Guarantee",
-    "InvalidInput",
-    "LedgerBroken",
-    "LedgerError",
-    "MissingParent",
-    "MixedPortfolio",
-    "NoGuarantee",
-    "NotCombinable",
-    "NotIndependent",
-    "PickleRefused",
-    "Plan",
-    "Portfolio",
-    "PortfolioError",
-    "Prior",
-    "PrivateMetric",
-    "PrivateValidation",
-    "PublicEvaluation",
-    "RunsLocked",
-    "TargetOutOfReach",
-    "TensorMismatch",
-    "UnsafePath",
-    "__version__",
-    "plan",
-    "release",
-    "verify",
-]
+    Ledger = PortfolioLedger
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
+
+# A public name and where it is defined; one more is one more line here (and one above, for type checkers).
+_HOMES = {
+    "Guarantee": "dpmerge.terms.guarantee",
+    "Ledger": "dpmerge.releasing.portfolio_ledger:PortfolioLedger",
+    "Plan": "dpmerge.planning.plan",
+    "Portfolio": "dpmerge.portfolio",
+    "Prior": "dpmerge.planning.objectives",
+    "PrivateValidation": "dpmerge.planning.private_selection",
+    "PublicEvaluation": "dpmerge.planning.public_selection",
+    "audit": "dpmerge.auditing.audit",
+    "frontier": "dpmerge.planning.frontier",
+    "inspect": "dpmerge.portfolio.inspection",
+    "plan": "dpmerge.planning.planner",
+    "prepare": "dpmerge.releasing.prepare",
+    "release": "dpmerge.releasing.release",
+    "verify": "dpmerge.releasing.verifying",
+}
+
+__all__ = ["DpmergeError", "__version__", "errors"]
+__all__ += list(_HOMES)
 
 
 def __dir__() -> list[str]:
     return __all__
-
-
-_HOMES = {
-    "Guarantee": "dpmerge.planning.target",
-    "Plan": "dpmerge.planning.plan",
-    "Portfolio": "dpmerge.portfolio",
-    "Prior": "dpmerge.planning.objectives",
-    "PrivateValidation": "dpmerge.planning.validation",
-    "PublicEvaluation": "dpmerge.planning.looking",
-    "plan": "dpmerge.planning.planner",
-    "release": "dpmerge.releasing.release",
-    "verify": "dpmerge.releasing.verifying",
-}
 
 
 def __getattr__(name: str) -> Any:
@@ -102,5 +61,6 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         from importlib import import_module
 
-        return getattr(import_module(_HOMES[name]), name)
+        module, _, renamed = _HOMES[name].partition(":")
+        return getattr(import_module(module), renamed or name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

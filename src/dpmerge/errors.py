@@ -1,135 +1,224 @@
 """The errors dpmerge raises, as one tree.
 
     DpmergeError
-    ├── InvalidInput           a value that is wrong: which one, what it was, what is accepted (also a ValueError)
-    │   ├── PortfolioError     something wrong in a file of a portfolio: which file, which field
-    │   │   ├── BadManifest        privacy.json or portfolio.yaml is not what it should be
-    │   │   ├── UnsafePath         a file name that leads out of the run's folder
-    │   │   ├── PickleRefused      weights in a format that can run code
-    │   │   ├── BadCheckpoint      a safetensors file that is broken, ambiguous or not finite
-    │   │   ├── DigestMismatch     a file is not the one that was recorded
-    │   │   ├── MixedPortfolio     runs on different data, units or adjacencies, or two runs with one name
-    │   │   ├── TensorMismatch     models of different names, shapes or dtypes
-    │   │   ├── NotIndependent     runs that share their noise
-    │   │   ├── MissingParent      a run that started from a private one that is not there
-    │   │   ├── NotCombinable      runs that can be selected from but not averaged
-    │   │   └── PrivateMetric      a metric that must not be used for planning
-    │   └── CannotWrite        an output that cannot be written, or is already there; nothing of it was
-    ├── NoGuarantee            a fair question to which no theorem gives a finite answer
-    │   ├── DeltaOutOfReach        δ is below what floating-point accounting can promise
-    │   ├── TargetOutOfReach       no release of this portfolio meets the target (the command line exits with 1)
-    │   ├── CapExceeded            a release that would pass the cap on its data; nothing was charged
-    │   └── RunsLocked             a release of runs that a final release has locked, or a final one of runs seen before
-    ├── LedgerError            a ledger that cannot be opened, read or written
-    │   └── LedgerBroken           its chain of entries does not hold, or entries are missing that are known to exist
-    ├── EvaluationFailed       an evaluator that gave no finite number for a merge: which merge, what happened
-    └── CannotRecord           a training loop whose privacy cannot be recorded truthfully
+    ├── InvalidInputError           a value that is wrong: which one, what it was, what is accepted (also a ValueError)
+    │   ├── PortfolioError          something wrong in a file of a portfolio: which file, which field
+    │   │   ├── ManifestError       privacy.json or portfolio.yaml is not what it should be
+    │   │   │   └── UnreadableManifestError *
+    │   │   ├── UnsafePathError     a file name that leads out of the run's folder
+    │   │   ├── PickleRefusedError  weights in a format that can run code
+    │   │   ├── CheckpointError     a safetensors file that is broken, ambiguous or not finite
+    │   │   │   └── UnreadableCheckpointError *
+    │   │   ├── DigestMismatchError a file is not the one that was recorded
+    │   │   ├── MixedPortfolioError runs on different data, units or adjacencies, or two runs with one name
+    │   │   ├── TensorMismatchError models of different names, shapes or dtypes
+    │   │   ├── NotIndependentError runs that share their noise
+    │   │   ├── MissingParentError  a run that started from a private one that is not there
+    │   │   ├── NotCombinableError  runs that can be selected from but not averaged
+    │   │   └── PrivateMetricError  a metric that must not be used for planning
+    │   ├── CannotReadError *       a document that cannot be read
+    │   └── CannotWriteError *      an output that cannot be written, or is already there; nothing of it was written
+    ├── NoGuaranteeError            a fair question to which no theorem gives a finite answer
+    │   ├── DeltaOutOfReachError    δ is below what floating-point accounting can promise
+    │   ├── TargetOutOfReachError   no release of this portfolio meets the target (the command line exits with 1)
+    │   ├── CapExceededError        a release that would pass the cap on its data; nothing was charged
+    │   └── RunsLockedError         runs that a final release has locked, or a final release of runs seen before
+    ├── LedgerError                 a ledger that cannot be used
+    │   ├── LedgerBrokenError       its chain of entries does not hold, or known entries are missing
+    │   └── LedgerUnavailableError * its file or database cannot be opened, read, written or locked
+    ├── EvaluationError             an evaluator that gave no finite number for a merge: which merge, what happened
+    ├── MissingExtraError           a package that is not installed: which extra brings it (also an ImportError)
+    ├── RecordingError              a training loop whose privacy cannot be recorded truthfully
+    └── FileSystemError             what is marked * above: also an OSError, with errno, strerror and filename
 
-A message is one line of printable characters. It names the field, the value found there and what would be accepted.
+A message is one line of printable characters: what failed, where, and what to do. For a bad value that is the field,
+the value found there and what would be accepted ("delta: got 2; accepted: …").
 """
 
 from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 
 class DpmergeError(Exception):
     """Base of everything raised on purpose."""
 
     def __str__(self) -> str:
-        return printable(super().__str__())
+        # Of BaseException, because an OSError would put its number in front.
+        return printable(BaseException.__str__(self))
 
 
-class InvalidInput(DpmergeError, ValueError):
-    """A value outside its domain; nothing was computed from it.
+class FileSystemError(DpmergeError, OSError):
+    """Something the operating system refused; `errno`, `strerror` and `filename` are set where it said them."""
 
-    `found` says in words what stood there, where the value itself would say too little or too much.
+    def said_by(self, error: OSError, filename: object) -> Self:
+        """This error, with the number and the words of the system's own."""
+        self.errno, self.strerror = error.errno, error.strerror
+        self.filename = error.filename if error.filename is not None else str(filename)
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self.args, self._of_the_system()
+
+    def _of_the_system(self) -> dict[str, Any]:
+        """What must be carried along when the error is pickled."""
+        return {**self.__dict__, "errno": self.errno, "strerror": self.strerror, "filename": self.filename}
+
+
+class InvalidInputError(DpmergeError, ValueError):
+    """A value outside its domain, or a state in which it cannot be used; nothing was computed from it.
+
+    Args:
+        field: The parameter, or the field of a document.
+        value: What stood there.
+        accepted: What would be accepted; with `problem`, what to do.
+        found: What stood there, in words, where the value itself would say too little or too much.
+        problem: What is wrong, where the value is good and something else forbids it. The message is then
+            "problem; accepted" instead of "field: got value; accepted: …".
+
+    Example:
+        >>> print(InvalidInputError("delta", 2, "a number between 0 and 1"))
+        delta: got 2; accepted: a number between 0 and 1
+        >>> print(InvalidInputError("out", "merged", "name another folder", problem="merged is not empty"))
+        merged is not empty; name another folder
     """
 
-    def __init__(self, field: str, value: object, accepted: str, *, found: str | None = None) -> None:
+    def __init__(
+        self, field: str, value: object, accepted: str, *, found: str | None = None, problem: str | None = None
+    ) -> None:
         self.field = field
         self.value = value
         self.accepted = accepted
         self.found = found
+        self.problem = problem
         shown = _shown(value) if found is None else found
-        super().__init__(f"{_shortened(field)}: got {shown}; accepted: {accepted}")
+        bad_value = f"{_shortened(field)}: got {shown}; accepted: {accepted}"
+        super().__init__(bad_value if problem is None else f"{problem}; {accepted}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(type(self), found=self.found), (self.field, self.value, self.accepted)
+        made = partial(type(self), found=self.found, problem=self.problem)
+        state = self._of_the_system() if isinstance(self, FileSystemError) else self.__dict__
+        return made, self._arguments(), state
 
-    def within(self, place: str) -> InvalidInput:
+    def _arguments(self) -> tuple[object, ...]:
+        return self.field, self.value, self.accepted
+
+    def within(self, place: str) -> InvalidInputError:
         """The same error, its field named from further out."""
-        return InvalidInput(f"{place}.{self.field}", self.value, self.accepted, found=self.found)
+        field = f"{place}.{self.field}"
+        return InvalidInputError(field, self.value, self.accepted, found=self.found, problem=self.problem)
 
 
-class PortfolioError(InvalidInput):
+class PortfolioError(InvalidInputError):
     """A portfolio that cannot be used as it stands; `file` is where to look, `field` what to look at there."""
 
-    def __init__(self, file: object, field: str, value: object, accepted: str, *, found: str | None = None) -> None:
+    def __init__(
+        self,
+        file: object,
+        field: str,
+        value: object,
+        accepted: str,
+        *,
+        found: str | None = None,
+        problem: str | None = None,
+    ) -> None:
         self.file = str(file)
-        super().__init__(field, value, accepted, found=found)
+        super().__init__(field, value, accepted, found=found, problem=problem)
         self.args = (f"{self.file}: {self.args[0]}",)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return partial(type(self), found=self.found), (self.file, self.field, self.value, self.accepted)
+    def _arguments(self) -> tuple[object, ...]:
+        return self.file, self.field, self.value, self.accepted
 
 
-class BadManifest(PortfolioError):
+class ManifestError(PortfolioError):
     """A manifest that cannot be read, is incomplete or contradicts itself."""
 
     @classmethod
-    def of(cls, file: object, error: InvalidInput) -> BadManifest:
+    def of(cls, file: object, error: InvalidInputError) -> ManifestError:
         """The same complaint, with the file it is about."""
-        return cls(file, error.field, error.value, error.accepted, found=error.found)
+        if isinstance(error, OSError):
+            unreadable = UnreadableManifestError(file, "path", file, error.accepted, problem=_unreadable(error))
+            return unreadable.said_by(error, file)
+        return cls(file, error.field, error.value, error.accepted, found=error.found, problem=error.problem)
 
 
-class UnsafePath(PortfolioError):
+class UnreadableManifestError(ManifestError, FileSystemError):
+    """A manifest, or the folder it should be in, that the system does not let us read."""
+
+    @classmethod
+    def from_os(cls, error: OSError, *, path: object, accepted: str) -> UnreadableManifestError:
+        """What the system said about `path`; `accepted` is what is needed there."""
+        return cls(path, "path", str(path), f"needed: {accepted}", problem=_unreadable(error)).said_by(error, path)
+
+
+class UnsafePathError(PortfolioError):
     """A file name that is not a plain relative path inside the run's folder."""
 
 
-class PickleRefused(PortfolioError):
-    """Weights stored as a pickle, which is a program."""
+class PickleRefusedError(PortfolioError):
+    """Weights stored as a pickle, which can run code when it is loaded."""
 
 
-class BadCheckpoint(PortfolioError):
+class CheckpointError(PortfolioError):
     """A safetensors file that is broken, ambiguous, or holds values that are not finite."""
 
 
-class DigestMismatch(PortfolioError):
+class UnreadableCheckpointError(CheckpointError, FileSystemError):
+    """Weights that the system does not let us read."""
+
+    @classmethod
+    def from_os(cls, error: OSError, *, path: object) -> UnreadableCheckpointError:
+        """What the system said about the file `path`."""
+        accepted = "needed: a readable safetensors file"
+        return cls(path, "file", path, accepted, problem=_unreadable(error)).said_by(error, path)
+
+
+class DigestMismatchError(PortfolioError):
     """The file is not the one that was recorded."""
 
 
-class MixedPortfolio(PortfolioError):
-    """Runs that do not speak about the same thing: dataset, unit, adjacency, or two runs with one name."""
+class MixedPortfolioError(PortfolioError):
+    """Runs on different data sets, units or adjacencies, or two runs with one name."""
 
 
-class TensorMismatch(PortfolioError):
+class TensorMismatchError(PortfolioError):
     """Models whose tensors differ in name, shape or dtype."""
 
 
-class NotIndependent(PortfolioError):
+class NotIndependentError(PortfolioError):
     """Two runs with the same noise."""
 
 
-class MissingParent(PortfolioError):
+class MissingParentError(PortfolioError):
     """A run that started from a privately trained checkpoint which is not in the portfolio."""
 
 
-class NotCombinable(PortfolioError):
+class NotCombinableError(PortfolioError):
     """Models that must not be averaged: they started from, or keep frozen, different weights."""
 
 
-class PrivateMetric(PortfolioError):
-    """A metric measured on private data: choosing by it is a release nobody has paid for."""
+class PrivateMetricError(PortfolioError):
+    """A metric measured on private data: choosing by it is a release that is not charged."""
 
 
-class CannotRecord(DpmergeError):
+class RecordingError(DpmergeError):
     """A training loop whose privacy cannot be recorded truthfully; raised before the step it concerns is taken."""
 
 
-class EvaluationFailed(DpmergeError):
+class MissingExtraError(DpmergeError, ImportError):
+    """Something was asked for that needs packages which the core does without; `extra` brings them."""
+
+    def __init__(self, needed_by: str, package: str, extra: str) -> None:
+        self.needed_by, self.package, self.extra = needed_by, package, extra
+        super().__init__(f'{needed_by} needs {package}: pip install "dpmerge[{extra}]"', name=package)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.needed_by, self.package, self.extra)
+
+
+class EvaluationError(DpmergeError):
     """An evaluator raised, or returned something that is no finite number."""
 
     def __init__(self, recipe: str, found: str, accepted: str = "a finite number") -> None:
@@ -143,11 +232,11 @@ class EvaluationFailed(DpmergeError):
         return type(self), (self.recipe, self.found, self.accepted)
 
 
-class NoGuarantee(DpmergeError):
+class NoGuaranteeError(DpmergeError):
     """No proof covers what was asked, so there is no number."""
 
 
-class DeltaOutOfReach(NoGuarantee):
+class DeltaOutOfReachError(NoGuaranteeError):
     """δ lies below the floor under which a convolved privacy loss distribution cannot be trusted."""
 
     def __init__(self, delta: float, floor: float) -> None:
@@ -159,43 +248,89 @@ class DeltaOutOfReach(NoGuarantee):
         )
 
 
-class TargetOutOfReach(NoGuarantee):
+class TargetOutOfReachError(NoGuaranteeError):
     """No plan meets the target; `smallest` is the least ε that some candidate reaches, and `candidate` which."""
 
     def __init__(self, epsilon: float, delta: float, smallest: float, candidate: str, hint: str = "") -> None:
         self.epsilon, self.delta, self.smallest, self.candidate, self.hint = epsilon, delta, smallest, candidate, hint
         least = math.nextafter(float(f"{smallest:.6g}") * (1 + 1e-5), math.inf) if math.isfinite(smallest) else smallest
         super().__init__(
-            f"epsilon: got {epsilon:g} at delta {delta:g}; accepted: at least {least:.6g}, which "
-            f"{_shortened(candidate)} reaches{'; ' + hint if hint else ''}"
+            f"no release meets ε = {epsilon:g} at δ = {delta:g}; the smallest is ε = {least:.6g} "
+            f"({_shortened(candidate)}){'; ' + hint if hint else ''}"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.epsilon, self.delta, self.smallest, self.candidate, self.hint)
 
 
-class CapExceeded(NoGuarantee):
-    """A release that the rule guarding a cap does not allow; nothing was charged or written."""
+class CapExceededError(NoGuaranteeError):
+    """A release that the privacy filter of a cap does not allow; nothing was charged or written."""
 
 
-class RunsLocked(NoGuarantee):
+class RunsLockedError(NoGuaranteeError):
     """A final release holds only if nothing else of its runs is ever released, before or after."""
 
 
 class LedgerError(DpmergeError):
-    """A ledger that cannot be opened, read or written."""
+    """A ledger that cannot be used."""
 
 
-class LedgerBroken(LedgerError):
-    """Entries were changed, removed or lost: what has left the building is not known."""
+class LedgerBrokenError(LedgerError):
+    """Entries were changed, removed or lost: what has been released is not known."""
 
 
-class CannotWrite(InvalidInput):
+class LedgerUnavailableError(LedgerError, FileSystemError):
+    """A ledger whose file or database cannot be opened, read, written or locked."""
+
+    @classmethod
+    def from_os(cls, error: OSError, *, path: object, failed: str) -> LedgerUnavailableError:
+        """What the system said about `path`; `failed` is what could not be done with it."""
+        return cls(f"{path}: {failed} ({_words(error)})").said_by(error, path)
+
+
+class CannotReadError(InvalidInputError, FileSystemError):
+    """A document that the system does not let us read."""
+
+    @classmethod
+    def from_os(cls, error: OSError, *, path: object, accepted: str) -> CannotReadError:
+        """What the system said about the file `path`; `accepted` is what is needed there."""
+        problem = f"{path}: {_unreadable(error)}"
+        return cls(str(path), path, f"needed: {accepted}", problem=problem).said_by(error, path)
+
+
+class CannotWriteError(InvalidInputError, FileSystemError):
     """An output that cannot be written, or that is there already; what was there is as it was."""
+
+    @classmethod
+    def from_os(
+        cls, error: OSError, *, field: str, path: object, accepted: str, failed: str = "cannot write"
+    ) -> CannotWriteError:
+        """What the system said about `path`; one that is a CannotWriteError already stays as it is.
+
+        Args:
+            error: The system's own.
+            field: The parameter that named the path.
+            path: What could not be written.
+            accepted: What is needed there.
+            failed: What could not be done.
+
+        Returns:
+            The error to raise, with `errno`, `strerror` and `filename` set.
+
+        Example:
+            >>> import errno, os
+            >>> full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            >>> print(CannotWriteError.from_os(full, field="out", path="merged", accepted="room for 12 bytes"))
+            out: cannot write merged: No space left on device; needed: room for 12 bytes
+        """
+        if isinstance(error, CannotWriteError):
+            return error
+        problem = f"{_shortened(field)}: {failed} {path}: {_words(error)}"
+        return cls(field, str(path), f"needed: {accepted}", problem=problem).said_by(error, path)
 
 
 def note_charge(error: BaseException, words: str) -> None:
-    """Say with an error, whatever it is, that a release stays charged: it never ends as if nothing had happened."""
+    """Add to an error, whatever it is, that a release stays charged."""
     error.add_note(words)
     error.__dict__["charged"] = True
 
@@ -203,6 +338,14 @@ def note_charge(error: BaseException, words: str) -> None:
 def is_charged(error: BaseException) -> bool:
     """Whether a release stays charged although this was raised."""
     return "charged" in error.__dict__
+
+
+def _unreadable(error: OSError) -> str:
+    return f"cannot be read: {_words(error)}"
+
+
+def _words(error: OSError) -> str:
+    return error.strerror or str(error) or type(error).__name__
 
 
 def _shown(value: object) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from dpmerge.account.table import shown
+from dpmerge.accounting.rounding import format_up
 from dpmerge.cli import app
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -36,7 +36,7 @@ def spec(*runs: dict[str, Any], adjacency: str = "replace_one", **facts: Any) ->
 
 
 @pytest.mark.parametrize("number", range(3))
-def test_reference_values_through_the_command_line(gaussian_values: dict[str, Any], number: int) -> None:
+def test_account_gives_the_fifty_digit_reference_values(gaussian_values: dict[str, Any], number: int) -> None:
     case = gaussian_values["cases"][number]
     base = {name: case[name] for name in ("adjacency", "delta", "rdp_orders", "runs")}
     vectors = [("probabilities", e["probabilities"], e) for e in case["random_selection"]]
@@ -59,7 +59,7 @@ def test_reference_values_through_the_command_line(gaussian_values: dict[str, An
         assert printed["linear_combination"]["hidden_state"]["certifies"] is False
 
 
-def test_hidden_state_values_through_the_command_line(hidden_state_values: list[dict[str, Any]]) -> None:
+def test_account_gives_the_reference_values_of_hidden_state(hidden_state_values: list[dict[str, Any]]) -> None:
     for case in hidden_state_values:
         runs = [
             {
@@ -96,7 +96,7 @@ def test_hidden_state_values_through_the_command_line(hidden_state_values: list[
         assert printed["auto"]["theorem"] in ("hidden_state", "joint_release")
 
 
-def test_the_shape_of_the_json() -> None:
+def test_the_json_of_account_has_every_theorem_with_its_premises() -> None:
     printed = run(spec({"blocks": [block()]}, {"blocks": [block()]}, weights=[0.5, 0.5]), "--json")
     assert set(printed) == {"adjacency", "delta", "single", "linear_combination", "auto"}
     assert tuple(printed["linear_combination"]) == THEOREMS
@@ -167,7 +167,7 @@ def test_zero_weight_runs_do_not_spoil_a_premise() -> None:
     assert [p["name"] for p in last_step["premises"] if not p["holds"]] == ["full_batch"]
 
 
-def test_poisson_reference_point() -> None:
+def test_a_poisson_sampled_run_costs_the_reference_value() -> None:
     printed = run(spec({"blocks": [block(1000, 1.0, sampling_rate=0.01)]}, adjacency="add_remove"), "--json")
     single = printed["single"][0]
     assert single["mu"] is None
@@ -280,7 +280,7 @@ def test_printed_figures_are_rounded_up() -> None:
     ],
 )
 def test_figures_are_never_printed_too_small(value: float | None, expected: str) -> None:
-    assert shown(value) == expected
+    assert format_up(value) == expected
 
 
 def test_the_certificate_line_says_what_it_rests_on() -> None:
@@ -307,7 +307,7 @@ def test_a_narrow_terminal_or_a_long_schedule_cuts_no_figure() -> None:
     assert "…" not in result.stdout
     assert "10–11.6" in result.stdout
     exact = run(spec({"blocks": blocks}), "--json")["single"][0]["epsilon"]
-    assert shown(exact) in result.stdout
+    assert format_up(exact) in result.stdout
 
 
 def test_missing_facts_are_all_named_with_what_would_state_them() -> None:
@@ -336,7 +336,7 @@ def test_weight_decay_contracts_by_rate_times_batch_size() -> None:
     assert figures[0]["mu"] == pytest.approx(figures[1]["mu"], rel=1e-12)
 
 
-def test_help_teaches() -> None:
+def test_the_help_of_account_explains_its_fields_with_an_example() -> None:
     text = CliRunner().invoke(app, ["account", "--help"]).stdout
     for fragment in ("weights", "probabilities", "Example", "merged_trajectory"):
         assert fragment in text

@@ -177,7 +177,7 @@ INVALID: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("name", INVALID)
-def test_invalid_spec(name: str, tmp_path: Path) -> None:
+def test_an_invalid_spec_is_refused_in_one_line_that_names_the_field(name: str, tmp_path: Path) -> None:
     text, fragments = INVALID[name]
     path = tmp_path / "spec.json"
     path.write_text(text)
@@ -191,25 +191,25 @@ def test_invalid_spec(name: str, tmp_path: Path) -> None:
             assert fragment in result.stderr
 
 
-def test_the_spec_they_are_made_from_is_good(tmp_path: Path) -> None:
+def test_the_spec_that_the_invalid_ones_are_made_from_is_accepted(tmp_path: Path) -> None:
     path = tmp_path / "spec.json"
     path.write_text(json.dumps(GOOD))
     assert CliRunner().invoke(app, ["account", str(path)]).exit_code == 0
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_spec_that_is_not_there_is_refused(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["account", str(tmp_path / "none.json")])
     assert result.exit_code == 2
-    assert "none.json: got an error: No such file or directory; accepted: a readable JSON file" in result.stderr
+    assert "none.json: cannot be read: No such file or directory; needed: a readable JSON file" in result.stderr
 
 
-def test_a_folder_instead_of_a_file(tmp_path: Path) -> None:
+def test_a_folder_instead_of_a_spec_is_refused(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["account", str(tmp_path)])
     assert result.exit_code == 2
-    assert "accepted: a readable JSON file" in result.stderr
+    assert "needed: a readable JSON file" in result.stderr
 
 
-def test_bytes_that_are_not_text(tmp_path: Path) -> None:
+def test_a_spec_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "spec.json"
     path.write_bytes(b'{"adjacency": "\xff\xfe\xfa"}')
     result = CliRunner().invoke(app, ["account", str(path)])
@@ -217,7 +217,7 @@ def test_bytes_that_are_not_text(tmp_path: Path) -> None:
     assert "UTF-8" in result.stderr
 
 
-def test_delta_below_what_subsampling_can_promise(tmp_path: Path) -> None:
+def test_a_delta_below_what_subsampling_can_promise_is_refused(tmp_path: Path) -> None:
     spec = copy.deepcopy(GOOD)
     spec["adjacency"], spec["delta"] = "add_remove", 1e-12
     spec["runs"][0]["blocks"][0]["sampling_rate"] = 0.1
@@ -228,7 +228,7 @@ def test_delta_below_what_subsampling_can_promise(tmp_path: Path) -> None:
     assert "delta: got 1e-12; accepted: at least 1e-10" in result.stderr
 
 
-def test_no_traceback_from_the_installed_command(tmp_path: Path) -> None:
+def test_a_missing_spec_ends_without_a_traceback_in_a_process(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "from dpmerge.cli import app; app()", "account", str(tmp_path / "none.json")]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 2

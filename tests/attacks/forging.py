@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dpmerge.certificate.card import CARD_NAME, model_card
 from dpmerge.certificate.commitments import CertifiedFile
-from dpmerge.certificate.envelope import CERTIFICATE_NAME, Certificate, certificate_bytes, read_certificate
+from dpmerge.certificate.dsse import CERTIFICATE_NAME, Certificate, certificate_bytes, read_certificate
 from dpmerge.certificate.keys import read_private
-from dpmerge.certificate.predicate import Declared, Version
-from dpmerge.documents import validated
+from dpmerge.certificate.model_card import CARD_NAME, model_card
+from dpmerge.certificate.old_versions import in_camel_case
+from dpmerge.certificate.predicate import NEWEST, Predicate, Version
+from dpmerge.terms.documents import validated
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -43,7 +44,7 @@ def forged(
     change: Callable[[dict[str, Any]], object] = lambda declared: None,
     *,
     files: Mapping[str, bytes] | None = None,
-    version: Version = 2,
+    version: Version = NEWEST,
     key: Path | None = None,
 ) -> Path:
     """Another certificate made of an honest one: changed words, other files, figures and card that fit them."""
@@ -51,17 +52,19 @@ def forged(
     for name, content in (files or {}).items():
         (out / name).write_bytes(content)
     known = certificate_in(honest)
-    fields = {field.alias or name for name, field in Declared.model_fields.items()}
+    fields = {field.alias or name for name, field in Predicate.model_fields.items()}
     declared = {name: value for name, value in known.content.items() if name in fields}
     if version == 1:
         declared = {name: value for name, value in declared.items() if name not in ("binding", "drawNumber")}
+    if known.version < 3:
+        declared = in_camel_case(declared)
     change(declared)
     subjects = {name: described(out / name) for name in {*known.subjects, *(files or {})}}
     signer = None if key is None else read_private(key)
-    text = certificate_bytes(validated(Declared, declared, "forged"), subjects, signer, version)
+    text = certificate_bytes(validated(Predicate, declared, "forged", case="camel"), subjects, signer, version)
     (out / CERTIFICATE_NAME).write_bytes(text)
     content = read_certificate(text)
-    (out / CARD_NAME).write_text(model_card(content.content, content.files))
+    (out / CARD_NAME).write_text(model_card(content.content, content.files, content.version))
     return out
 
 

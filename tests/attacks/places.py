@@ -16,7 +16,7 @@ from soak.kills import write_models
 from typer.testing import CliRunner, Result
 
 from dpmerge.cli import app
-from dpmerge.releasing.place import LEDGER_NAME
+from dpmerge.releasing.ledger_location import LEDGER_NAME
 from releasing.faults import charged
 
 WEIGHTS = ("--epsilon", 50, "--delta", 1e-5, "--weights", "a@20=0.25,b@20=0.25,c@20=0.5")

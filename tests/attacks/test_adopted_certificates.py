@@ -16,26 +16,28 @@ from typer.testing import CliRunner, Result
 import dpmerge as dpm
 from attacks.faults import must_notice
 from attacks.forging import example_of_0_1, forged
+from dpmerge.accounting.exposure import Checkpoint, Exposure
 from dpmerge.certificate import keys
 from dpmerge.certificate.predicate import Version
 from dpmerge.cli import app
-from dpmerge.errors import InvalidInput, RunsLocked
-from dpmerge.ledger import ledger as ledger_module
+from dpmerge.errors import InvalidInputError, RunsLockedError
+from dpmerge.ledger import cap_setting
+from dpmerge.ledger.cap_setting import adoption_cost
 from dpmerge.ledger.caps import Cap
-from dpmerge.ledger.entries import Book, Entry, following
+from dpmerge.ledger.chain_verification import verified
+from dpmerge.ledger.charge import Charge
+from dpmerge.ledger.entries import BudgetScope, Entry, following
 from dpmerge.ledger.ledger import Ledger
-from dpmerge.ledger.state import BookState, left_by
-from dpmerge.ledger.verification import verified
-from dpmerge.planning.planned import stated_weights
+from dpmerge.ledger.state import ScopeState
+from dpmerge.planning.stated_weights import stated_weights
 from dpmerge.portfolio.portfolio import Portfolio
-from dpmerge.privacy.exposure import Checkpoint, Exposure
-from dpmerge.releasing.place import LEDGER_NAME
-from dpmerge.releasing.recovery import adopt
+from dpmerge.releasing.ledger_location import LEDGER_NAME
+from dpmerge.releasing.recover import adopt
 from dpmerge.releasing.verifying import verify
 
 DELTA = 1e-5
 TRUE, CLAIMED, EVERYTHING = 0.4948, 0.0505, 1.6509
-BOOK = Book("mnist-train", "record", "replace_one")
+BOOK = BudgetScope("mnist-train", "record", "replace_one")
 
 
 class Lost(NamedTuple):
@@ -78,10 +80,10 @@ def lost(original: Lost, tmp_path: Path) -> Lost:
     return copied(original, tmp_path)
 
 
-def spent(home: Path, book: Book = BOOK) -> float:
+def spent(home: Path, book: BudgetScope = BOOK) -> float:
     with Ledger.open(home / LEDGER_NAME) as ledger:
         assert ledger.verify().ok
-        found = ledger.standing(book, DELTA).epsilon
+        found = ledger.budget_report(book, DELTA).epsilon
     assert found is not None
     return found
 
@@ -104,17 +106,23 @@ def ran(*arguments: object) -> Result:
     return CliRunner().invoke(app, [*map(str, arguments)], env={"COLUMNS": "80", "DPMERGE_LEDGER": None})
 
 
+def cost_of_the_terms_alone(book: ScopeState, charge: Charge) -> float | None:
+    """The fault: what else may have been released is not counted."""
+    body = {name: value for name, value in charge.body.items() if name != "everything"}
+    return adoption_cost(book, Charge(entry=Entry.draft("adopted", charge.scope, body)))
+
+
 class TestACheapRunNamedForACostlyOne:
     """Claimed: 0.0505 has left. True: 0.4948."""
 
-    def test_counts_as_everything(self, lost: Lost, tmp_path: Path) -> None:
+    def test_adopted_without_a_key_counts_as_everything(self, lost: Lost, tmp_path: Path) -> None:
         fake = forged(lost.out, tmp_path / "fake", only_the_cheap_run, version=1)
         assert verify(fake).content["guarantee"]["epsilon"] == pytest.approx(CLAIMED, abs=1e-4)
         adopted(lost, fake)
         assert spent(lost.home) == pytest.approx(EVERYTHING, abs=1e-3)
         assert spent(lost.home) > TRUE
 
-    def test_by_the_command_line(self, lost: Lost, tmp_path: Path) -> None:
+    def test_adopted_by_the_command_line_counts_as_everything(self, lost: Lost, tmp_path: Path) -> None:
         fake = forged(lost.out, tmp_path / "fake", only_the_cheap_run, version=1)
         result = ran("ledger", "recover", lost.home, "--adopt", fake, "--accept")
         assert result.exit_code == 0, result.output
@@ -122,13 +130,13 @@ class TestACheapRunNamedForACostlyOne:
         assert spent(lost.home) == pytest.approx(EVERYTHING, abs=1e-3)
         assert "adopted with no signature: 1" in " ".join(ran("ledger", "show", lost.home).stdout.split())
 
-    def test_is_not_adopted_at_all_where_it_would_have_to_be_bound(self, lost: Lost, tmp_path: Path) -> None:
+    def test_in_a_certificate_without_a_fitting_binding_is_not_adopted(self, lost: Lost, tmp_path: Path) -> None:
         fake = forged(lost.out, tmp_path / "fake", only_the_cheap_run, version=2)
-        with pytest.raises(InvalidInput, match="binding"):
+        with pytest.raises(InvalidInputError, match="binding"):
             adopted(lost, fake)
         assert spent(lost.home) == pytest.approx(CLAIMED, abs=1e-4), "as in the backup: nothing was counted"
 
-    def test_is_not_believed_afterwards_either(self, lost: Lost, tmp_path: Path) -> None:
+    def test_fails_verification_by_the_ledger_once_adopted(self, lost: Lost, tmp_path: Path) -> None:
         """The ledger knows of it from itself alone."""
         fake = forged(lost.out, tmp_path / "fake", only_the_cheap_run, version=1)
         adopted(lost, fake)
@@ -136,21 +144,21 @@ class TestACheapRunNamedForACostlyOne:
         assert [c.passed for c in result.checks if c.name == "ledger"] == [False]
 
     @pytest.mark.parametrize("version", [1, 2])
-    def test_signed_with_a_key_of_the_forgers_own(self, lost: Lost, tmp_path: Path, version: Version) -> None:
+    def test_signed_with_the_forgers_own_key_is_not_adopted(self, lost: Lost, tmp_path: Path, version: Version) -> None:
         keys.generate(tmp_path / "own")
         fake = forged(lost.out, tmp_path / "fake", only_the_cheap_run, version=version, key=tmp_path / "own")
-        with pytest.raises(InvalidInput, match="signature: not made with this key"):
+        with pytest.raises(InvalidInputError, match="signature: not made with this key"):
             adopted(lost, fake, key=lost.public)
 
     @pytest.mark.parametrize(
         ("owner", "name", "fault"),
         [
-            (BookState, "everything", lambda _: []),
-            (ledger_module, "left_by", lambda body: left_by({k: v for k, v in body.items() if k != "everything"})),
+            (ScopeState, "everything", lambda _: []),
+            (cap_setting, "adoption_cost", cost_of_the_terms_alone),
         ],
         ids=["nothing but the terms counts", "the cost is that of the terms"],
     )
-    def test_with_the_count_taken_out_the_ledger_would_be_too_low_or_broken(
+    def test_is_noticed_when_the_ledger_does_not_count_everything(
         self, original: Lost, tmp_path: Path, owner: object, name: str, fault: Any
     ) -> None:
         def attack(folder: Path) -> None:
@@ -163,14 +171,16 @@ class TestACheapRunNamedForACostlyOne:
         must_notice(attack, tmp_path, owner, name, fault)
 
 
-class TestWhatEverythingIs:
+class TestCountingEverything:
     def test_an_honest_output_with_no_key_counts_as_everything_too(self, lost: Lost) -> None:
         adopted(lost, lost.out)
         assert spent(lost.home) == pytest.approx(EVERYTHING, abs=1e-3)
         (check,) = [c for c in verify(lost.out, portfolio=lost.home).checks if c.name == "ledger"]
         assert check.passed is None
 
-    def test_runs_of_the_portfolio_and_of_the_ledger_each_to_its_last_step(self, lost: Lost, tmp_path: Path) -> None:
+    def test_everything_is_the_runs_of_portfolio_and_ledger_to_their_last_steps(
+        self, lost: Lost, tmp_path: Path
+    ) -> None:
         """A listing of a few runs, and a ledger that knows others of the same data."""
         probe = Portfolio.load(example_of_0_1("probe", tmp_path / "probe"), contents=False)
         place = lost.home / LEDGER_NAME
@@ -189,18 +199,18 @@ class TestWhatEverythingIs:
         whole = [Checkpoint(run.mechanism, run.mechanism.steps) for run in (*few.runs, probe.run("s64"))]
         assert spent(lost.home) == pytest.approx(Exposure.of(whole).profile().epsilon(DELTA), rel=1e-9)
 
-    def test_a_final_release_still_locks_its_runs(self, lost: Lost, tmp_path: Path) -> None:
+    def test_an_adopted_final_release_locks_its_runs(self, lost: Lost, tmp_path: Path) -> None:
         fake = forged(lost.out, tmp_path / "fake", lambda d: (only_the_cheap_run(d), d.update(final=True)), version=1)
         assert ran("ledger", "recover", lost.home, "--adopt", fake, "--accept").exit_code == 0
         with Ledger.open(lost.home / LEDGER_NAME) as ledger:
-            locked = {run.name for run in ledger.standing(BOOK, DELTA).runs if run.locked_by}
+            locked = {run.name for run in ledger.budget_report(BOOK, DELTA).runs if run.locked_by}
         assert locked == {"ladder-1"}
         planned = stated_weights(Portfolio.load(lost.home, contents=False), {"ladder-1@20": 1.0}, target(2))
-        with pytest.raises(RunsLocked):
+        with pytest.raises(RunsLockedError):
             dpm.release(planned, out=tmp_path / "again")
 
     @pytest.mark.parametrize("fault", ["a run less", "a step less", "a key beside it"])
-    def test_an_entry_that_leaves_something_out_is_found(self, lost: Lost, fault: str) -> None:
+    def test_an_adopted_entry_that_does_not_count_everything_breaks_the_chain(self, lost: Lost, fault: str) -> None:
         """Also in a chain whose hashes were made to fit."""
         adopted(lost, lost.out)
         with Ledger.open(lost.home / LEDGER_NAME) as ledger:
@@ -225,8 +235,8 @@ def _following(ledger: str, before: Entry, last: Entry, body: dict[str, Any]) ->
     return following(ledger, (before.seq, before.hash), kind="adopted", book=BOOK, body=body, time=last.time)
 
 
-class TestAKey:
-    def test_what_it_signed_counts_as_it_says(self, lost: Lost) -> None:
+class TestAdoptionWithAKey:
+    def test_a_signed_output_counts_as_its_certificate_says(self, lost: Lost) -> None:
         release = adopted(lost, lost.out, key=lost.public)
         assert spent(lost.home) == pytest.approx(TRUE, abs=1e-3)
         with Ledger.open(lost.home / LEDGER_NAME) as ledger:
@@ -236,14 +246,14 @@ class TestAKey:
         result = verify(lost.out, portfolio=lost.home)
         assert [c.passed for c in result.checks if c.name == "ledger"] == [True]
 
-    def test_of_version_1_too(self, lost: Lost, tmp_path: Path) -> None:
+    def test_a_signed_output_of_version_1_counts_as_its_certificate_says(self, lost: Lost, tmp_path: Path) -> None:
         """As 0.1 wrote it: the signature covers all of it."""
         old = forged(lost.out, tmp_path / "old", version=1, key=lost.key)
         adopted(lost, old, key=lost.public)
         assert spent(lost.home) == pytest.approx(TRUE, abs=1e-3)
         assert verify(old, portfolio=lost.home).verified
 
-    def test_an_unsigned_output_is_refused_where_one_is_stated(self, lost: Lost, tmp_path: Path) -> None:
+    def test_an_unsigned_output_is_refused_where_a_key_is_given(self, lost: Lost, tmp_path: Path) -> None:
         unsigned = forged(lost.out, tmp_path / "unsigned")
-        with pytest.raises(InvalidInput, match="not signed, and a key was given"):
+        with pytest.raises(InvalidInputError, match="not signed, and a key was given"):
             adopted(lost, unsigned, key=lost.public)

@@ -21,8 +21,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from attacks.faults import must_notice
 from dpmerge.training import Recorder, batches
+from dpmerge.training.batch_matching import FullBatches
+from dpmerge.training.batch_sampling import SamplerCheck
 from dpmerge.training.batches import Batches
-from dpmerge.training.record_alone import RecordAlone
+from dpmerge.training.per_sample_gradient_check import PerSampleGradientCheck
 from training.loops import CLASSES, FEATURES, QUIET, Private, data, mlp, private, recorded, refusing, watched
 
 pytestmark = [pytest.mark.filterwarnings(rule) for rule in QUIET]
@@ -93,7 +95,7 @@ def steps_on(run: Private, batches: Iterator[Any], touch: str) -> None:
         run.step([TOUCHES[touch](inputs), targets])
 
 
-def test_the_true_cost_of_shuffled_batches() -> None:
+def test_the_stated_costs_of_one_and_of_all_shuffled_passes_are_right() -> None:
     """One clip norm one way, or the other way: the result moves by 1/σ deviations from the middle."""
     assert true_epsilon(1 / SHUFFLED_NOISE) == pytest.approx(CLAIMED_PASS, abs=0.05)
     assert true_epsilon(BATCHES**0.5 / SHUFFLED_NOISE) == pytest.approx(TRUE_PASSES, abs=0.05)
@@ -101,7 +103,7 @@ def test_the_true_cost_of_shuffled_batches() -> None:
 
 @pytest.mark.parametrize("touch", TOUCHES)
 @pytest.mark.parametrize("batches", REPEATED)
-def test_one_shuffled_batch_for_all_steps_is_a_pass_each(tmp_path: Path, batches: Any, touch: str) -> None:
+def test_one_shuffled_batch_for_all_steps_costs_a_pass_each(tmp_path: Path, batches: Any, touch: str) -> None:
     run = shuffled()
     with recorded(run, tmp_path) as recorder:
         steps_on(run, batches(run.loader), touch)
@@ -109,7 +111,7 @@ def test_one_shuffled_batch_for_all_steps_is_a_pass_each(tmp_path: Path, batches
 
 
 @pytest.mark.parametrize("batches", REPEATED)
-def test_one_shuffled_batch_for_all_steps_while_workers_draw(tmp_path: Path, batches: Any) -> None:
+def test_one_shuffled_batch_while_workers_draw_costs_a_pass_each(tmp_path: Path, batches: Any) -> None:
     run = shuffled(workers=2)
     with recorded(run, tmp_path) as recorder:
         steps_on(run, batches(run.loader), "copied")
@@ -124,7 +126,7 @@ def require_passes(recorder: Recorder) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("touch", TOUCHES)
 @pytest.mark.parametrize("batches", ["a loop", "a list", "a list backwards"])
-def test_each_shuffled_batch_once_is_one_pass(tmp_path: Path, batches: str, touch: str, workers: int) -> None:
+def test_each_shuffled_batch_once_costs_one_pass(tmp_path: Path, batches: str, touch: str, workers: int) -> None:
     run = shuffled(workers)
     with recorded(run, tmp_path) as recorder:
         drawn = run.loader if batches == "a loop" else list(run.loader)
@@ -134,7 +136,7 @@ def test_each_shuffled_batch_once_is_one_pass(tmp_path: Path, batches: str, touc
     assert recorder.epsilon(DELTA) == pytest.approx(CLAIMED_PASS, abs=0.05)
 
 
-def test_shuffled_batches_whose_inputs_cannot_be_recognised(tmp_path: Path) -> None:
+def test_shuffled_batches_that_cannot_be_recognised_are_refused_unless_vouched(tmp_path: Path) -> None:
     """Normalised outside the model: one record might be several rows of a step; who vouches for it is named."""
     run = shuffled()
     with refusing(run, tmp_path / "unsaid", "not, row by row, the batch drawn"):
@@ -172,7 +174,7 @@ def kept_rows(loader: Any) -> Iterator[Any]:
             yield earlier[: len(inputs)], targets
 
 
-def test_the_true_cost_of_rows_that_are_kept(tmp_path: Path) -> None:
+def test_the_stated_costs_of_drawn_and_of_kept_poisson_rows_are_right(tmp_path: Path) -> None:
     run = poisson()
     with recorded(run, tmp_path) as recorder:
         run.train(STEPS)
@@ -183,28 +185,28 @@ def test_the_true_cost_of_rows_that_are_kept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
 @pytest.mark.parametrize("touch", TOUCHES)
-def test_poisson_rows_of_an_earlier_batch(tmp_path: Path, touch: str, mode: str) -> None:
+def test_poisson_rows_of_an_earlier_batch_are_refused(tmp_path: Path, touch: str, mode: str) -> None:
     run = poisson(mode=mode)
     with refusing(run, tmp_path, "is not, row by row, the batch drawn for it", noise_seed=1):
         steps_on(run, kept_rows(run.loader), touch)
 
 
 @pytest.mark.parametrize("touch", ["as it is", "cast"])
-def test_poisson_rows_of_an_earlier_batch_while_workers_draw(tmp_path: Path, touch: str) -> None:
+def test_poisson_rows_of_an_earlier_batch_while_workers_draw_are_refused(tmp_path: Path, touch: str) -> None:
     run = poisson(workers=2)
     with refusing(run, tmp_path, "is not, row by row, the batch drawn for it", noise_seed=1):
         steps_on(run, kept_rows(run.loader), touch)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_poisson_rows_of_an_earlier_physical_batch(tmp_path: Path, workers: int) -> None:
+def test_poisson_rows_of_an_earlier_physical_batch_are_refused(tmp_path: Path, workers: int) -> None:
     run = poisson(workers)
     split = BatchMemoryManager(data_loader=run.loader, max_physical_batch_size=4, optimizer=run.optimizer)
     with refusing(run, tmp_path, "is not, row by row, the batch drawn for it", noise_seed=1), split as loader:
         steps_on(run, kept_rows(loader), "copied")
 
 
-def test_one_row_of_an_earlier_batch(tmp_path: Path) -> None:
+def test_one_row_of_an_earlier_batch_is_refused(tmp_path: Path) -> None:
     run = poisson()
     with refusing(run, tmp_path, "step 2 is not, row by row, the batch drawn for it", noise_seed=1):
         earlier = None
@@ -214,7 +216,7 @@ def test_one_row_of_an_earlier_batch(tmp_path: Path) -> None:
             run.step([used, targets])
 
 
-def test_one_record_as_often_as_there_are_records(tmp_path: Path) -> None:
+def test_one_record_as_often_as_there_are_records_is_refused(tmp_path: Path) -> None:
     """As many rows as were drawn, all of them one record: it adds up to a dozen clip norms."""
     run = poisson()
     with refusing(run, tmp_path, "step 1 is not, row by row, the batch drawn for it", noise_seed=1):
@@ -225,7 +227,7 @@ def test_one_record_as_often_as_there_are_records(tmp_path: Path) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("physical", [None, 5])
 @pytest.mark.parametrize("touch", TOUCHES)
-def test_poisson_batches_used_as_they_were_drawn(
+def test_poisson_batches_used_as_they_were_drawn_are_checked(
     tmp_path: Path, touch: str, physical: int | None, workers: int
 ) -> None:
     run = poisson(workers)
@@ -237,7 +239,7 @@ def test_poisson_batches_used_as_they_were_drawn(
     assert (recorder.steps, facts.mechanism.sampling, facts.record_losses) == (STEPS, "poisson", "checked")
 
 
-def test_changed_rows_need_somebodys_word(tmp_path: Path) -> None:
+def test_changed_rows_are_refused_unless_vouched_for(tmp_path: Path) -> None:
     for vouched in (False, True):
         run = poisson()
         loop = recorded if vouched else refusing
@@ -248,7 +250,7 @@ def test_changed_rows_need_somebodys_word(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("changed", [False, True])
-def test_nobodys_word_covers_a_batch_that_is_used_again(tmp_path: Path, changed: bool) -> None:
+def test_a_batch_used_again_is_refused_even_if_vouched_for(tmp_path: Path, changed: bool) -> None:
     run = poisson()
     with refusing(run, tmp_path, "is not, row by row, the batch drawn for it", separate_records=True, noise_seed=1):
         kept: dict[int, Tensor] = {}
@@ -262,7 +264,9 @@ def test_nobodys_word_covers_a_batch_that_is_used_again(tmp_path: Path, changed:
 @pytest.mark.parametrize("vouched", [False, True])
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
 @pytest.mark.parametrize("batches", ["poisson", "shuffled"])
-def test_rows_left_out_by_a_statistic_of_the_batch(tmp_path: Path, batches: str, mode: str, vouched: bool) -> None:
+def test_rows_left_out_by_a_statistic_of_the_batch_are_refused(
+    tmp_path: Path, batches: str, mode: str, vouched: bool
+) -> None:
     """One record decides which of the others count: up to as many clip norms as there are records."""
     run = private(batches=batches, mode=mode)
     with refusing(run, tmp_path, "leave no record out", separate_records=vouched, noise_seed=1):
@@ -301,7 +305,7 @@ def sum_of_clipped(times: int, first: float) -> Tensor:
     return truth.sums[0].double()
 
 
-def test_the_true_cost_of_time_steps_clipped_as_records() -> None:
+def test_time_steps_clipped_as_records_cost_more_than_is_recorded() -> None:
     """Recorded is a step at σ = 1, with sums no farther apart than two clip norms: ε = 10.0. They are 24 apart."""
     apart = float((sum_of_clipped(12, 1e3) - sum_of_clipped(12, -1e3)).norm())
     assert true_epsilon(1.0) == pytest.approx(10.0, abs=0.05)
@@ -311,14 +315,14 @@ def test_the_true_cost_of_time_steps_clipped_as_records() -> None:
 
 @pytest.mark.parametrize("batches", ["poisson", "shuffled"])
 @pytest.mark.parametrize("times", [3, 12, 40])
-def test_time_steps_clipped_as_records(tmp_path: Path, times: int, batches: str) -> None:
+def test_time_steps_clipped_as_records_are_refused(tmp_path: Path, times: int, batches: str) -> None:
     """Fewer than the records, more, or by accident as many."""
     run = time_major(times, batches=batches)
     with refusing(run, tmp_path, noise_seed=1):
         run.train(4)
 
 
-def test_ghost_clipping_of_as_many_time_steps_as_records(tmp_path: Path) -> None:
+def test_ghost_clipping_of_as_many_time_steps_as_records_is_refused(tmp_path: Path) -> None:
     """Of any other number Opacus itself stops."""
     run = time_major(12, batches="shuffled", mode="ghost")
     with refusing(run, tmp_path, "what was clipped as one record's gradient is not that record's"):
@@ -331,7 +335,7 @@ def time_major(times: int, **settings: Any) -> Private:
     return private(TimeMajor(), dataset=dataset, **settings)
 
 
-def test_a_statistic_of_the_batch_within_the_model(tmp_path: Path) -> None:
+def test_a_statistic_of_the_batch_within_the_model_is_refused(tmp_path: Path) -> None:
     class Centred(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -360,7 +364,7 @@ class Recurrent(nn.Module):
 
 
 @pytest.mark.parametrize("dropout", [False, True])
-def test_recurrent_models_of_several_named_inputs(tmp_path: Path, dropout: bool) -> None:
+def test_recurrent_models_of_several_named_inputs_are_checked(tmp_path: Path, dropout: bool) -> None:
     inputs = torch.randn(48, 5, FEATURES)
     dataset = TensorDataset(inputs, torch.randint(1, 6, (48,)), torch.randint(0, CLASSES, (48,)))
     model = Recurrent(batch_first=True)
@@ -375,7 +379,7 @@ def test_recurrent_models_of_several_named_inputs(tmp_path: Path, dropout: bool)
     assert recorder.manifest().record_losses == "checked"
 
 
-def test_looking_again_does_not_change_training(tmp_path: Path) -> None:
+def test_asking_about_a_record_does_not_change_training(tmp_path: Path) -> None:
     """Dropout draws the same numbers whether somebody asks about a record or not."""
     first = nn.Sequential(mlp(), nn.Dropout(0.5))
     results = []
@@ -386,14 +390,14 @@ def test_looking_again_does_not_change_training(tmp_path: Path) -> None:
         torch.manual_seed(5)
         with pytest.MonkeyPatch.context() as patch:
             if number:
-                patch.setattr(RecordAlone, "ask", lambda *_, **__: None)
+                patch.setattr(PerSampleGradientCheck, "check", lambda *_, **__: False)
             with recorded(run, tmp_path / str(number), noise_seed=7):
                 run.train(6)
         results.append(run.weights)
     assert torch.equal(*results)
 
 
-def test_what_is_watched_is_put_back(tmp_path: Path) -> None:
+def test_hooks_and_patches_are_removed_when_recording_ends(tmp_path: Path) -> None:
     run = poisson()
     watched = (run.plain._forward_pre_hooks, run.plain._forward_hooks)
     before = (DataLoader.__iter__, torch.autograd.backward, *map(dict, watched))
@@ -406,34 +410,36 @@ def test_what_is_watched_is_put_back(tmp_path: Path) -> None:
 # Each check, taken out.
 
 
-def test_a_fault_that_takes_any_batch_for_the_one_drawn(tmp_path: Path) -> None:
+def test_tests_notice_when_any_batch_passes_for_the_one_drawn(tmp_path: Path) -> None:
     must_notice(
-        lambda folder: test_one_shuffled_batch_for_all_steps_is_a_pass_each(folder, of_the_first, "copied"),
+        lambda folder: test_one_shuffled_batch_for_all_steps_costs_a_pass_each(folder, of_the_first, "copied"),
         tmp_path,
         batches,
-        "_entered",
+        "matching_batch",
         lambda waiting, _: next(iter(waiting), None),
     )
 
 
-def test_a_fault_that_links_rows_of_earlier_batches(tmp_path: Path) -> None:
+def test_tests_notice_when_rows_of_earlier_batches_are_matched(tmp_path: Path) -> None:
     must_notice(
-        lambda folder: test_poisson_rows_of_an_earlier_batch(folder, "copied", "hooks"),
+        lambda folder: test_poisson_rows_of_an_earlier_batch_are_refused(folder, "copied", "hooks"),
         tmp_path,
         batches,
-        "_entered",
+        "matching_batch",
         lambda waiting, _: next(iter(waiting), None),
     )
 
 
-def test_a_fault_that_does_not_count_rows(tmp_path: Path) -> None:
+def test_tests_notice_when_rows_are_not_counted(tmp_path: Path) -> None:
     def any_number(batches: Batches) -> set[int]:
         drawn(batches)
         return {batches._rows}
 
     drawn = Batches._drawn
     must_notice(
-        lambda folder: test_rows_left_out_by_a_statistic_of_the_batch(folder, "shuffled", "hooks", vouched=True),
+        lambda folder: test_rows_left_out_by_a_statistic_of_the_batch_are_refused(
+            folder, "shuffled", "hooks", vouched=True
+        ),
         tmp_path,
         Batches,
         "_drawn",
@@ -441,13 +447,13 @@ def test_a_fault_that_does_not_count_rows(tmp_path: Path) -> None:
     )
 
 
-def test_a_fault_that_asks_no_record(tmp_path: Path) -> None:
+def test_tests_notice_when_no_record_is_asked_about(tmp_path: Path) -> None:
     must_notice(
-        lambda folder: test_time_steps_clipped_as_records(folder, 12, "shuffled"),
+        lambda folder: test_time_steps_clipped_as_records_are_refused(folder, 12, "shuffled"),
         tmp_path,
-        RecordAlone,
-        "ask",
-        lambda *_, **__: None,
+        PerSampleGradientCheck,
+        "check",
+        lambda *_, **__: False,
     )
 
 
@@ -477,17 +483,17 @@ def full_batch(folder: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FULL)
-def test_full_batches_that_are_not_the_data(tmp_path: Path, name: str) -> None:
+def test_full_batches_that_are_not_the_data_are_refused(tmp_path: Path, name: str) -> None:
     full_batch(tmp_path, name)
 
 
-def test_full_batches_are_compared(tmp_path: Path) -> None:
+def test_tests_notice_when_full_batches_are_not_compared(tmp_path: Path) -> None:
     must_notice(
-        lambda folder: full_batch(folder, "a record many times"), tmp_path, Batches, "_is_full", lambda *_: True
+        lambda folder: full_batch(folder, "a record many times"), tmp_path, FullBatches, "entered", lambda *_: True
     )
 
 
-def test_one_part_of_a_full_batch_for_all_of_them(tmp_path: Path) -> None:
+def test_one_part_of_a_full_batch_for_all_of_them_is_refused(tmp_path: Path) -> None:
     run = private(batches="full")
     quarters = BatchMemoryManager(data_loader=run.loader, max_physical_batch_size=12, optimizer=run.optimizer)
     with refusing(run, tmp_path / "run", "not, row by row, the batch drawn"), quarters as split:
@@ -497,7 +503,7 @@ def test_one_part_of_a_full_batch_for_all_of_them(tmp_path: Path) -> None:
             run.step(first)
 
 
-def test_a_full_batch_taken_once_and_used_ever_since(tmp_path: Path) -> None:
+def test_a_full_batch_taken_once_may_be_used_ever_since(tmp_path: Path) -> None:
     run = private(batches="full")
     with recorded(run, tmp_path) as recorder:
         batch = next(iter(run.loader))
@@ -519,13 +525,13 @@ def reseeded(folder: Path) -> None:
                 run.step(batch)
 
 
-def test_a_sampler_that_is_seeded_in_the_course_of_the_run(tmp_path: Path) -> None:
+def test_a_sampler_seeded_in_the_course_of_the_run_is_refused(tmp_path: Path) -> None:
     reseeded(tmp_path)
-    must_notice(reseeded, tmp_path, Batches, "_require_unpredicted", lambda self: None)
+    must_notice(reseeded, tmp_path, SamplerCheck, "require_unpredicted", lambda self: None)
 
 
 @pytest.mark.parametrize("parts", [1, 3])
-def test_the_data_itself_in_any_order(tmp_path: Path, parts: int) -> None:
+def test_a_full_batch_may_be_the_data_itself_in_any_order(tmp_path: Path, parts: int) -> None:
     """Full batches are often taken from the data set, or from the loader before the block."""
     run = private(batches="full")
     inputs, targets = run.loader.dataset.tensors  # type: ignore[attr-defined]
@@ -550,5 +556,5 @@ def layers_called_one_by_one(folder: Path) -> None:
             run.optimizer.step()
 
 
-def test_a_model_whose_layers_are_called_one_by_one(tmp_path: Path) -> None:
+def test_a_model_whose_layers_are_called_one_by_one_is_refused(tmp_path: Path) -> None:
     layers_called_one_by_one(tmp_path)

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from attacks.faults import must_notice
-from dpmerge.planning.planned import stated_weights
-from dpmerge.planning.target import Guarantee
+from dpmerge.planning.stated_weights import stated_weights
 from dpmerge.portfolio.portfolio import Portfolio
+from dpmerge.terms.guarantee import Guarantee
 from training.loops import QUIET, private, recorded
 
 pytestmark = pytest.mark.filterwarnings(*QUIET)
@@ -62,11 +62,11 @@ def _rates(block: dict[str, object]) -> list[object]:
     return rate if isinstance(rate, list) else [rate]
 
 
-def test_a_rate_that_follows_the_training_loss(tmp_path: Path) -> None:
+def test_an_unstated_learning_rate_schedule_is_a_caveat(tmp_path: Path) -> None:
     assert "not recorded" in halved_by_the_training_loss(tmp_path).get("schedule_unknown", "")
 
 
-def test_a_rate_that_is_said_to_follow_the_training_loss(tmp_path: Path) -> None:
+def test_a_rate_said_to_follow_the_training_loss_is_a_caveat(tmp_path: Path) -> None:
     said = halved_by_the_training_loss(tmp_path, schedule="private", stopping="fixed")
     assert "decided by private data" in said.get("schedule_private", "")
     assert not [name for name in said if name.startswith("stopping")]
@@ -86,15 +86,15 @@ def stopped_by_the_training_loss(folder: Path, **said: str) -> dict[str, str]:
     return told(folder)
 
 
-def test_early_stopping_by_the_training_loss(tmp_path: Path) -> None:
+def test_an_unstated_stopping_rule_is_a_caveat(tmp_path: Path) -> None:
     assert "not recorded" in stopped_by_the_training_loss(tmp_path).get("stopping_unknown", "")
 
 
-def test_what_was_fixed_or_public_is_no_doubt(tmp_path: Path) -> None:
+def test_decisions_that_are_fixed_or_public_are_no_caveat(tmp_path: Path) -> None:
     said = stopped_by_the_training_loss(tmp_path, stopping="public", schedule="fixed")
     assert not [name for name in said if name.startswith(("stopping", "schedule"))]
 
 
-def test_certificates_without_the_caveat_are_noticed(tmp_path: Path) -> None:
-    module = sys.modules["dpmerge.portfolio.caveats"]
-    must_notice(test_early_stopping_by_the_training_loss, tmp_path, module, "_decided", lambda stated: iter(()))
+def test_tests_notice_when_unstated_decisions_are_no_caveat(tmp_path: Path) -> None:
+    module = sys.modules["dpmerge.terms.caveats"]
+    must_notice(test_an_unstated_stopping_rule_is_a_caveat, tmp_path, module, "_decided", lambda stated: iter(()))

@@ -21,7 +21,8 @@ from attacks.forging import forged
 from certificate.outputs import certified
 from dpmerge.certificate import keys, output_files
 from dpmerge.certificate.checks import Verification
-from dpmerge.planning.planned import Planned, stated_weights
+from dpmerge.planning.plan import Plan
+from dpmerge.planning.stated_weights import stated_weights
 from dpmerge.releasing.verifying import verify
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -101,7 +102,7 @@ EXTRA: dict[str, Callable[[Signed], object]] = {
 
 
 @pytest.mark.parametrize("what", EXTRA)
-def test_extra_content_fails_with_the_right_key(signed: Signed, what: str) -> None:
+def test_extra_content_in_a_signed_output_fails_verification(signed: Signed, what: str) -> None:
     assert checked(signed).verified
     EXTRA[what](signed)
     result = checked(signed)
@@ -115,7 +116,7 @@ def test_a_certified_file_that_is_a_link_fails_wherever_it_leads(signed: Signed,
     assert any("is a link" in problem for problem in checked(signed, name).problems)
 
 
-def test_a_certified_file_that_is_a_pipe_is_not_waited_for(signed: Signed) -> None:
+def test_a_certified_file_that_is_a_pipe_fails_without_waiting_for_a_writer(signed: Signed) -> None:
     (signed.path / "model.safetensors").unlink()
     os.mkfifo(signed.path / "model.safetensors")
     assert checked(signed).problems == ["files: model.safetensors is not an ordinary file"]
@@ -135,7 +136,7 @@ def test_a_certified_file_in_a_linked_folder_fails_even_where_the_link_is_allowe
     assert "files: sub/model.safetensors is a link out of the folder" in verify(fake, allow_extra=["sub"]).problems
 
 
-def planned(home: Path) -> Planned:
+def planned(home: Path) -> Plan:
     portfolio = dpm.Portfolio.load(home, contents=False)
     return stated_weights(portfolio, {"c2-s64@20": 1.0}, dpm.Guarantee(epsilon=2.0, delta=DELTA))
 
@@ -151,7 +152,7 @@ def planned(home: Path) -> Planned:
     ],
     ids=["a file that is not there", "a file above", "a file anywhere", "two maps", "its own file"],
 )
-def test_a_certified_index_points_to_certified_files(
+def test_a_certified_index_fails_verification_unless_it_points_to_certified_files(
     tmp_path: Path, content: dict[str, object] | str, reason: str | None
 ) -> None:
     home = shutil.copytree(EXAMPLES / "mnist", tmp_path / "mnist")
@@ -163,7 +164,7 @@ def test_a_certified_index_points_to_certified_files(
 
 
 class TestExceptions:
-    def test_by_their_very_names(self, signed: Signed) -> None:
+    def test_extra_content_is_allowed_only_by_its_exact_name(self, signed: Signed) -> None:
         (signed.path / ".gitattributes").write_text("x")
         beside("gguf/model.gguf")(signed)
         assert len(checked(signed).problems) == 2
@@ -175,17 +176,17 @@ class TestExceptions:
             ("not covered, as allowed: .gitattributes, gguf",)
         ]
 
-    def test_a_link_by_its_name(self, signed: Signed) -> None:
+    def test_a_linked_folder_is_allowed_by_its_own_name_only(self, signed: Signed) -> None:
         EXTRA["a linked folder with weights"](signed)
         assert checked(signed, "onnx").verified
         assert not checked(signed, "onnx/model.onnx").verified
 
     @pytest.mark.parametrize("name", ["", "..", "../out", "/etc"])
-    def test_inside_the_output_only(self, signed: Signed, name: str) -> None:
-        with pytest.raises(dpm.InvalidInput, match="the name of a file or folder inside the output"):
+    def test_a_name_outside_the_output_is_refused_as_an_exception(self, signed: Signed, name: str) -> None:
+        with pytest.raises(dpm.errors.InvalidInputError, match="the name of a file or folder inside the output"):
             checked(signed, name)
 
-    def test_empty_folders_and_hard_links_do_no_harm(self, signed: Signed, tmp_path: Path) -> None:
+    def test_empty_folders_and_hard_links_do_not_fail_verification(self, signed: Signed, tmp_path: Path) -> None:
         (signed.path / "empty" / "too").mkdir(parents=True)
         os.link(signed.path / "model.safetensors", tmp_path / "another name")
         assert checked(signed).verified
@@ -213,7 +214,7 @@ def test_configuration_files_of_the_donor_are_certified(tmp_path: Path) -> None:
     ],
     ids=["nobody looks for other files", "nobody looks for links"],
 )
-def test_with_the_check_taken_out_it_would_pass(
+def test_tests_notice_when_extra_content_is_not_looked_for(
     original: Signed, tmp_path: Path, name: str, fault: Callable[..., object], what: str
 ) -> None:
     def attack(folder: Path) -> None:
@@ -224,9 +225,11 @@ def test_with_the_check_taken_out_it_would_pass(
     must_notice(attack, tmp_path, output_files, name, fault)
 
 
-def test_with_indexes_not_read_it_would_pass(tmp_path: Path) -> None:
+def test_tests_notice_when_indexes_are_not_read(tmp_path: Path) -> None:
     def attack(folder: Path) -> None:
         content = {"weight_map": {"w": "elsewhere.safetensors"}}
-        test_a_certified_index_points_to_certified_files(folder, content, "points to elsewhere.safetensors")
+        test_a_certified_index_fails_verification_unless_it_points_to_certified_files(
+            folder, content, "points to elsewhere.safetensors"
+        )
 
     must_notice(attack, tmp_path, output_files, "_pointing_elsewhere", lambda *_: iter(()))

@@ -26,13 +26,13 @@ from attacks.failing_system import CALLS, failing
 from attacks.faults import must_notice
 from attacks.places import WEIGHTS, charges, forget, place, ran, within
 from dpmerge.cli import terminal
-from dpmerge.errors import CannotWrite, NoGuarantee, RunsLocked, is_charged
-from dpmerge.ledger import witness as witnessing
+from dpmerge.errors import CannotWriteError, NoGuaranteeError, RunsLockedError, is_charged
+from dpmerge.ledger import head_checkpoint as witnessing
 from dpmerge.ledger.ledger import Ledger
 from dpmerge.merging import staging
-from dpmerge.releasing import finishing, recovery
+from dpmerge.releasing import charge_notes, output_lock, publish, recover
 from dpmerge.releasing import release as releasing
-from dpmerge.releasing.place import LEDGER_NAME
+from dpmerge.releasing.ledger_location import LEDGER_NAME
 from dpmerge.releasing.release import release
 from releasing.faults import NOTE, pending
 
@@ -55,16 +55,20 @@ VERBS: dict[str, tuple[object, ...]] = {
     "account": ("account", "{}/spec.json"),
     "plan": ("plan", "{}/portfolio", *WEIGHTS[:4], "-o", "{}/plan.json"),
     "manifest check": ("manifest", "check", "{}/portfolio/a"),
-    "manifest new": (
-        "manifest", "new", "-o", "{}/m.json", "--run", "old", "--dataset", "adult", "--adjacency", "add_remove",
-        "--kind", "approximate_dp", "--point", "1.2:1e-5", "--noise-source", "os_entropy", "--start", "random",
-    ),
+    "manifest new": ("manifest", "new", "approximate_dp", "-o", "{}/run.yaml"),
+    "manifest write": ("manifest", "write", "{}/draft.yaml", "-o", "{}/m.json"),
+    "manifest upgrade": ("manifest", "upgrade", "{}/portfolio", "--vouched-by", "Ann"),
     "ledger show": ("ledger", "show", "{}/portfolio"),
     "ledger cap": (
         "ledger", "cap", "{}/portfolio", "--epsilon", 60, "--delta", 1e-5, "--rule", "gaussian_filter",
     ),
     "ledger export": ("ledger", "export", "{}/portfolio", "-o", "{}/export.json"),
 }  # fmt: skip
+DRAFT = """
+{schema: dpmerge/run/v1, run: old, dataset: {id: adult}, unit: record, adjacency: add_remove, tuning: none,
+mechanism: {kind: approximate_dp, points: [{epsilon: 1.2, delta: 1e-5}]}, noise: {source: os_entropy},
+ancestry: {start: random}, recorded_by: {how: hand}}
+"""
 SPEC = {
     "adjacency": "replace_one",
     "delta": 1e-5,
@@ -97,9 +101,10 @@ def chosen(count: int, verb: str) -> list[int]:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_no_call_that_fails_ends_in_a_traceback(tmp_path: Path, verb: str) -> None:
+def test_a_failing_system_call_ends_in_one_error_line_without_a_traceback(tmp_path: Path, verb: str) -> None:
     kept, home = tmp_path / "kept", tmp_path / "home"
     (place(kept) / "spec.json").write_text(json.dumps(SPEC))
+    (kept / "draft.yaml").write_text(DRAFT)
     shutil.copytree(kept, home)
     with failing(home, None) as counted:
         assert ran(*asked(verb, home)).exit_code == 0
@@ -115,7 +120,7 @@ def locks_that_stay(folder: Path) -> None:
     """Where a file of a lock cannot be removed after a failed release, what is charged is still said."""
     home = place(folder)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(finishing, "build", _full)
+        patched.setattr(publish, "build", _full)
         with failing(home, "remove", 0):
             result = ran(*asked("merge", home))
     assert charges(home / "portfolio") == 2
@@ -125,27 +130,33 @@ def locks_that_stay(folder: Path) -> None:
 
 
 def _full(*_: object, **__: object) -> None:
-    raise CannotWrite("output", "new", "room", found=f"an error: {os.strerror(errno.ENOSPC)}")
+    raise CannotWriteError("output", "new", "room", found=f"an error: {os.strerror(errno.ENOSPC)}")
 
 
-def test_a_lock_that_cannot_be_removed_hides_nothing(tmp_path: Path) -> None:
+def test_a_lock_that_cannot_be_removed_does_not_hide_the_charge(tmp_path: Path) -> None:
     locks_that_stay(tmp_path)
 
 
-def test_a_lock_that_hides_it_is_noticed(tmp_path: Path) -> None:
-    must_notice(locks_that_stay, tmp_path, finishing, "_removed", lambda lock: lock.unlink(missing_ok=True))
+def test_tests_notice_when_a_lock_that_stays_hides_the_charge(tmp_path: Path) -> None:
+    must_notice(locks_that_stay, tmp_path, output_lock, "_removed", lambda lock: lock.unlink(missing_ok=True))
 
 
 def no_guarantee_after_the_charge(folder: Path) -> None:
     """Whatever is raised then: exit code 1 would say that nothing was charged."""
     home = place(folder)
-    for error in (NoGuarantee("no such number"), RunsLocked("locked"), MemoryError(), KeyError("name"), OSError(5, "")):
+    for error in (
+        NoGuaranteeError("no such number"),
+        RunsLockedError("locked"),
+        MemoryError(),
+        KeyError("name"),
+        OSError(5, ""),
+    ):
 
         def fails(*_: object, error: BaseException = error, **__: object) -> None:
             raise error
 
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(releasing, "finish", fails)
+            patched.setattr(releasing, "publish", fails)
             before = charges(home / "portfolio")
             result = ran(*asked("merge", home))
         assert charges(home / "portfolio") == before + 1
@@ -153,14 +164,14 @@ def no_guarantee_after_the_charge(folder: Path) -> None:
         assert isinstance(result.exception, SystemExit)
         assert NOTE in result.stderr
         with Ledger.open(home / "portfolio" / LEDGER_NAME) as ledger:
-            recovery.abandon(ledger, pending(home / "portfolio")[0].release_id)
+            recover.abandon(ledger, pending(home / "portfolio")[0].release_id)
 
 
-def test_no_exit_code_1_after_a_charge(tmp_path: Path) -> None:
+def test_an_error_after_the_charge_exits_with_2_and_says_that_it_is_charged(tmp_path: Path) -> None:
     no_guarantee_after_the_charge(tmp_path)
 
 
-def test_an_exit_code_that_forgets_the_charge_is_noticed(tmp_path: Path) -> None:
+def test_tests_notice_when_the_exit_code_forgets_the_charge(tmp_path: Path) -> None:
     must_notice(no_guarantee_after_the_charge, tmp_path, terminal, "is_charged", lambda error: False)
 
 
@@ -185,20 +196,22 @@ def a_last_witness_that_fails(folder: Path) -> None:
     assert f"is out, in {home / 'new'}: {OUT}" in result.stderr
 
 
-def test_a_last_witness_that_cannot_be_written_says_that_the_release_is_out(tmp_path: Path) -> None:
+def test_an_unwritable_last_witness_is_an_error_that_says_the_release_is_out(tmp_path: Path) -> None:
     a_last_witness_that_fails(tmp_path)
 
 
-def test_a_witness_that_says_nothing_is_noticed(tmp_path: Path) -> None:
-    must_notice(a_last_witness_that_fails, tmp_path, releasing, "note_charge", lambda *_: None)
+def test_tests_notice_when_an_unwritable_witness_does_not_say_the_release_is_out(tmp_path: Path) -> None:
+    must_notice(a_last_witness_that_fails, tmp_path, charge_notes, "note_charge", lambda *_: None)
 
 
-def test_recovery_tells_what_is_out_from_what_is_pending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recovery_with_an_unwritable_witness_calls_the_release_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     home = place(tmp_path)
     with monkeypatch.context() as patched:
-        patched.setattr(finishing, "build", _full)
+        patched.setattr(publish, "build", _full)
         assert ran(*asked("merge", home)).exit_code == 2
-    monkeypatch.setattr(recovery, "witness", lambda *_: _full())
+    monkeypatch.setattr(recover, "witness", lambda *_: _full())
     result = ran("ledger", "recover", home / "portfolio")
     assert result.exit_code == 2
     assert "finished: " in result.output
@@ -206,13 +219,13 @@ def test_recovery_tells_what_is_out_from_what_is_pending(tmp_path: Path, monkeyp
     assert pending(home / "portfolio") == []
 
 
-def test_what_was_to_go_to_a_folder_that_is_gone_can_be_given_up(
+def test_a_pending_release_whose_output_folder_is_gone_can_be_abandoned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = place(tmp_path)
     (home / "outputs").mkdir()
     with monkeypatch.context() as patched:
-        patched.setattr(finishing, "build", _full)
+        patched.setattr(publish, "build", _full)
         assert ran("merge", home / "portfolio", *WEIGHTS, "-o", home / "outputs" / "new").exit_code == 2
     shutil.rmtree(home / "outputs")
     (left,) = pending(home / "portfolio")
@@ -239,7 +252,7 @@ def test_a_file_system_without_locks_is_named_and_nothing_is_charged(
         with within(20):
             result = ran(*asked("merge", home))
     assert result.exit_code == 2
-    assert "an error while locking" in result.stderr
+    assert "output: cannot lock " in result.stderr
     assert "a disk whose file system locks files" in result.stderr
     assert charges(home / "portfolio") == 1
 
@@ -248,16 +261,16 @@ def locks_that_fail_while_staging(folder: Path) -> None:
     """It made one folder after the other, for ever: a lock that cannot be had was taken for somebody else's."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(fcntl, "flock", no_locks(errno.ENOLCK))
-        with within(5), pytest.raises(CannotWrite, match="locks files"), staging.StagedFolder(folder / "out"):
+        with within(5), pytest.raises(CannotWriteError, match="locks files"), staging.StagedFolder(folder / "out"):
             pass
     assert list(folder.iterdir()) == []
 
 
-def test_staging_where_there_are_no_locks_ends(tmp_path: Path) -> None:
+def test_staging_on_a_file_system_without_locks_is_refused(tmp_path: Path) -> None:
     locks_that_fail_while_staging(tmp_path)
 
 
-def test_staging_that_tries_for_ever_is_noticed(tmp_path: Path) -> None:
+def test_tests_notice_when_staging_tries_for_ever(tmp_path: Path) -> None:
     tried: list[int] = []
 
     def of_somebody_else(descriptor: int) -> bool:
@@ -268,13 +281,10 @@ def test_staging_that_tries_for_ever_is_noticed(tmp_path: Path) -> None:
             return True
         return False
 
-    must_notice(locks_that_fail_while_staging, tmp_path, staging, "_locked", of_somebody_else)
+    must_notice(locks_that_fail_while_staging, tmp_path, staging, "try_lock", of_somebody_else)
 
 
-NEW = (
-    "manifest", "new", "--adjacency", "add_remove", "--kind", "non_private", "--noise-source", "unknown",
-    "--start", "random", "-o", "{}/m.json",
-)  # fmt: skip
+NEW = ("manifest", "import-opacus", "{}/history.json", "--start", "random", "-o", "{}/m.json")
 NO_TEXT = os.fsdecode(b"caf\xe9")
 
 
@@ -307,8 +317,11 @@ class TestPathsThatAreNotUtf8:
             ("plan", "{}/portfolio", "--epsilon", 50, "--delta", 1e-5, "--evaluator", "linear:{}/N"),
         ],
     )  # fmt: skip
-    def test_is_one_line_and_nothing_is_charged(self, tmp_path: Path, arguments: tuple[object, ...]) -> None:
+    def test_a_path_that_is_not_utf8_is_an_error_and_nothing_is_charged(
+        self, tmp_path: Path, arguments: tuple[object, ...]
+    ) -> None:
         home = place(tmp_path)
+        (home / "history.json").write_text(json.dumps({"history": [[1.0, 0.01, 10]], "mechanism": "rdp"}))
         result = ran(*(str(each).replace("{}", str(home)).replace("N", NO_TEXT) for each in arguments))
         assert isinstance(result.exception, SystemExit), repr(result.exception)
         assert result.exit_code == 2, result.output
@@ -316,13 +329,13 @@ class TestPathsThatAreNotUtf8:
         assert charges(home / "portfolio") == 1
         assert not (home / "new").exists()
 
-    def test_a_request_key_is_a_key_all_the_same(self, tmp_path: Path) -> None:
+    def test_a_request_key_that_is_not_utf8_is_charged_once_or_refused(self, tmp_path: Path) -> None:
         home = place(tmp_path)
         result = ran(*asked("merge", home), "--request-key", NO_TEXT)
         assert result.exit_code in (0, 2), repr(result.exception)
         assert charges(home / "portfolio") == (2 if result.exit_code == 0 else 1)
 
-    def test_an_output_is_verified_wherever_it_is(self, tmp_path: Path) -> None:
+    def test_an_output_in_a_folder_that_is_not_utf8_is_verified(self, tmp_path: Path) -> None:
         home = place(tmp_path)
         moved = (home / "out").rename(home / NO_TEXT)
         assert ran("verify", moved, "--portfolio", home / "portfolio").exit_code == 0
@@ -331,7 +344,7 @@ class TestPathsThatAreNotUtf8:
         ran("verify", moved)  # in one way or the other, without a traceback
         assert "caf\\udce9" in ran("verify", moved).output
 
-    def test_a_run_may_have_such_files_beside_it(self, tmp_path: Path) -> None:
+    def test_a_run_with_a_file_that_is_not_utf8_is_inspected_and_released(self, tmp_path: Path) -> None:
         home = place(tmp_path)
         (home / "portfolio" / "a" / NO_TEXT).write_text("")
         assert ran("inspect", home / "portfolio").exit_code == 0
@@ -349,7 +362,7 @@ def test_a_path_that_cannot_be_written_down_is_refused_before_the_charge(tmp_pat
     assert charges(home / "portfolio") == 1
 
 
-def test_what_was_asked_for_may_be_long(tmp_path: Path) -> None:
+def test_a_long_list_of_weights_with_a_request_key_is_charged_once(tmp_path: Path) -> None:
     """Weights of a hundred runs are more than a line; asked again in the same words it is the same release."""
     home = place(tmp_path)
     weights = "a@20=0.25" + "0" * 600 + ",b@20=0.75"
@@ -375,7 +388,7 @@ class TestStandardOutput:
             env={**os.environ, "PYTHONPATH": source},
         )
 
-    def test_on_a_full_disk(self, tmp_path: Path) -> None:
+    def test_standard_output_on_a_full_disk_is_an_error_that_says_the_release_is_out(self, tmp_path: Path) -> None:
         home = place(tmp_path)
         with Path("/dev/full").open("w") as full:
             ended = self.merged(home, full)
@@ -386,7 +399,7 @@ class TestStandardOutput:
         assert "Exception ignored" not in ended.stderr
         assert ran("verify", home / "new").exit_code == 0
 
-    def test_that_nobody_reads(self, tmp_path: Path) -> None:
+    def test_standard_output_that_nobody_reads_exits_with_141_and_says_the_release_is_out(self, tmp_path: Path) -> None:
         home = place(tmp_path)
         reading, writing = os.pipe()
         os.close(reading)
@@ -397,10 +410,10 @@ class TestStandardOutput:
         assert "Exception ignored" not in ended.stderr
 
 
-def test_from_python_what_the_system_complains_of_is_an_error_of_ours(tmp_path: Path) -> None:
+def test_a_failing_rename_is_an_error_that_says_the_release_is_charged(tmp_path: Path) -> None:
     home = place(tmp_path)
     planned = average(loaded(home / "portfolio"))
-    with failing(home, "rename", 0), pytest.raises(CannotWrite) as raised:
+    with failing(home, "rename", 0), pytest.raises(CannotWriteError) as raised:
         release(planned, out=home / "new")
     assert is_charged(raised.value)
     assert NOTE in raised.value.__notes__[0]

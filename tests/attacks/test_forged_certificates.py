@@ -6,7 +6,9 @@ into terms that claim release noise of 5 (ε = 0.000657), about the checkpoint s
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -19,20 +21,21 @@ import dpmerge as dpm
 from attacks.faults import must_notice
 from attacks.forging import FOREIGN, certificate_in, example_of_0_1, forged
 from certificate.outputs import certified
-from dpmerge.certificate import keys, predicate, provenance
-from dpmerge.certificate.card import CARD_NAME
+from dpmerge.certificate import keys, predicate
 from dpmerge.certificate.checks import Check, Verification
-from dpmerge.certificate.commitments import SALT_NAME
-from dpmerge.certificate.envelope import CERTIFICATE_NAME
+from dpmerge.certificate.dsse import CERTIFICATE_NAME
+from dpmerge.certificate.model_card import CARD_NAME
 from dpmerge.certificate.predicate import Version
 from dpmerge.cli import app
-from dpmerge.errors import InvalidInput
+from dpmerge.errors import InvalidInputError
+from dpmerge.ledger.charge import Charge
 from dpmerge.ledger.identity import identities, noise_marks
 from dpmerge.ledger.ledger import Ledger
-from dpmerge.ledger.request import ChargeRequest
-from dpmerge.planning.planned import Planned, read_planned, stated_weights
-from dpmerge.releasing import verifying
-from dpmerge.releasing.place import LEDGER_NAME
+from dpmerge.planning.plan import Plan
+from dpmerge.planning.stated_weights import stated_weights
+from dpmerge.releasing import portfolio_match, verifying
+from dpmerge.releasing.commitment_salt import SALT_NAME
+from dpmerge.releasing.ledger_location import LEDGER_NAME
 from dpmerge.releasing.verifying import verify
 
 PLANS = Path(__file__).parents[1] / "data" / "plans"
@@ -98,7 +101,7 @@ def failing(result: Verification) -> set[str]:
 class TestMoreNoiseThanWasAdded:
     """Claimed ε = 0.000657 for a model that costs 2.258."""
 
-    def test_the_claim_is_consistent_by_itself(self, honest: Made, tmp_path: Path) -> None:
+    def test_verifies_without_portfolio_and_ledger(self, honest: Made, tmp_path: Path) -> None:
         """So that what is refused below is not refused for its figures; and nobody says who states the terms."""
         fake = forged(honest.out, tmp_path / "fake", both, files={"model.safetensors": honest.costly})
         assert verify(fake).content["guarantee"] == {"epsilon": CLAIMED, "delta": DELTA}
@@ -134,10 +137,14 @@ class TestMoreNoiseThanWasAdded:
 
     @pytest.mark.parametrize(
         ("owner", "name", "version", "ledger"),
-        [(verifying, "_charged", 1, True), (verifying, "_in_ledger", 1, False), (provenance, "_binding", 2, False)],
+        [
+            (verifying, "_charged", 1, True),
+            (verifying, "_in_ledger", 1, False),
+            (portfolio_match, "_binding", 2, False),
+        ],
         ids=["a foreign ledger is a remark", "version 1 needs no ledger", "the binding is not opened"],
     )
-    def test_with_the_check_taken_out_it_would_pass(
+    def test_is_noticed_only_with_ledger_and_binding_checked(
         self, honest: Made, tmp_path: Path, owner: object, name: str, version: Version, ledger: bool
     ) -> None:
         def attack(folder: Path) -> None:
@@ -152,14 +159,16 @@ class TestAnotherModel:
     """Claimed ε = 0.3, the honest terms; the weights are s16@20's (2.258)."""
 
     @pytest.mark.parametrize("version", [1, 2])
-    def test_under_the_honest_terms(self, honest: Made, tmp_path: Path, version: Version) -> None:
+    def test_under_the_honest_terms_fails_verification_beside_the_portfolio(
+        self, honest: Made, tmp_path: Path, version: Version
+    ) -> None:
         files = {"model.safetensors": honest.costly}
         fake = forged(honest.out, tmp_path / "fake", in_a_foreign_ledger, files=files, version=version)
         assert verify(fake).verified
         for home in (honest.home, without_ledger(honest, tmp_path)):
             assert not verify(fake, portfolio=home).verified
 
-    def test_of_another_size(self, honest: Made, tmp_path: Path) -> None:
+    def test_of_another_size_fails_verification_by_its_size(self, honest: Made, tmp_path: Path) -> None:
         """Noticed before a byte is read, however large it is."""
         out = shutil.copytree(honest.out, tmp_path / "out")
         with (out / "model.safetensors").open("r+b") as file:
@@ -184,7 +193,7 @@ class TestPiecesOfTwoCertificates:
         ],
         ids=" ".join,
     )
-    def test_the_costly_model_with_pieces_of_the_cheap_certificate(
+    def test_a_costly_model_with_pieces_of_a_cheap_certificate_fails_verification(
         self, two: tuple[Path, Path, Path], tmp_path: Path, pieces: tuple[str, ...]
     ) -> None:
         home, cheap, costly = two
@@ -195,7 +204,7 @@ class TestPiecesOfTwoCertificates:
         assert "binding" in failing(verify(fake, portfolio=bare))
         assert not verify(fake, portfolio=home).verified
 
-    def test_both_verify_as_they_are(self, two: tuple[Path, Path, Path]) -> None:
+    def test_both_certificates_verify_unchanged(self, two: tuple[Path, Path, Path]) -> None:
         home, cheap, costly = two
         for out in (cheap, costly):
             assert verify(out, portfolio=home).verified
@@ -222,13 +231,13 @@ class TestVersionOne:
     """What 0.1 wrote still verifies, as version 1; writing it today gains nothing."""
 
     @staticmethod
-    def planned(home: Path, name: str) -> Planned:
+    def planned(home: Path, name: str) -> Plan:
         (home / SALT_NAME).write_text("5a" * 32)
         (home / SALT_NAME).chmod(0o600)
-        return read_planned(PLANS / f"{name}.json", dpm.Portfolio.load(home, contents=False))
+        return Plan.load(PLANS / f"{name}.json", dpm.Portfolio.load(home, contents=False))
 
     @pytest.mark.parametrize("name", WRITTEN_BY_0_1)
-    def test_its_bytes_are_what_they_were(self, tmp_path: Path, name: str) -> None:
+    def test_a_certificate_of_version_1_has_the_bytes_that_0_1_wrote(self, tmp_path: Path, name: str) -> None:
         """A release ordered by 0.1 is finished, and handed out again, with the certificate it always had."""
         example = name.split("-")[0]
         home = example_of_0_1(example, tmp_path / example)
@@ -239,7 +248,7 @@ class TestVersionOne:
         assert result.verified
         assert [c.passed for c in result.checks if c.name == "version"] == [None]
 
-    def test_its_commitments_alone_are_not_believed(self, tmp_path: Path) -> None:
+    def test_a_certificate_of_version_1_fails_verification_without_its_ledger(self, tmp_path: Path) -> None:
         """Made by who has the salt, even: a forger's would look the same."""
         home = example_of_0_1("probe", tmp_path / "probe")
         out = certified(tmp_path / "out", self.planned(home, "probe-0.3"), version=1).path
@@ -248,13 +257,13 @@ class TestVersionOne:
         assert "no certificate of version 1 is believed" in " ".join(result.problems)
 
     def test_a_certificate_cannot_be_of_two_versions(self, honest: Made, tmp_path: Path) -> None:
-        with pytest.raises(InvalidInput, match="binding"):
+        with pytest.raises(InvalidInputError, match="binding"):
             forged(honest.out, tmp_path / "one", lambda d: d.update(binding="0" * 64), version=1)
-        with pytest.raises(InvalidInput, match="binding: got nothing"):
+        with pytest.raises(InvalidInputError, match="binding: got nothing"):
             forged(honest.out, tmp_path / "two", lambda d: d.pop("binding"))
 
     @pytest.mark.parametrize("facts", ["STATED_IN_1", "ANCESTRY_IN_1"])
-    def test_it_cannot_state_later_facts_and_leave_their_caveats_out(
+    def test_a_certificate_of_version_1_with_later_facts_fails_verification(
         self, honest: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, facts: str
     ) -> None:
         """Here a fact of 0.1 stands for a later one."""
@@ -266,7 +275,7 @@ class TestVersionOne:
         assert verify(honest.out).verified
 
     @pytest.mark.parametrize("name", ["CAVEATS_SINCE_2", "PREMISES_SINCE_2"])
-    def test_what_came_later_is_not_read_into_it(
+    def test_a_certificate_of_version_1_has_no_later_caveats_or_premises(
         self, honest: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
     ) -> None:
         """Here a caveat and a premise of 0.1 stand for later ones: version 2 has them, version 1 has not."""
@@ -280,16 +289,16 @@ class TestVersionOne:
         assert verify(honest.out).verified
 
     @pytest.mark.parametrize("version", [1, 2])
-    def test_a_release_that_was_charged_and_never_sealed(self, tmp_path: Path, version: Version) -> None:
+    def test_a_release_charged_and_never_sealed_fails_verification(self, tmp_path: Path, version: Version) -> None:
         """Its entry and terms are there; which files it is, the ledger does not know."""
         home = example_of_0_1("probe", tmp_path / "probe")
         planned = self.planned(home, "probe-0.3")
         manifests = [run.manifest for run in planned.portfolio.runs]
         named = {"identities": identities(manifests), "marks": noise_marks(manifests)}
-        request = ChargeRequest(terms=planned.terms, final=True, details={}, **named)
+        request = Charge.proposed(terms=planned.terms, final=True, details={}, **named)
         with Ledger.open(home / LEDGER_NAME) as ledger:
             entry = ledger.charge(request, lambda _: 0, release_id="0123456789abcdef0123456789abcdef").entry
-        place = {"id": entry.ledger, "entry": entry.seq, "hash": entry.hash}
+            place = {"id": ledger.id, "entry": entry.seq, "hash": entry.hash}
         out = certified(tmp_path / "out", planned, version=version, ledger=place).path
         result = verify(out, portfolio=home)
         assert failing(result) == {"ledger"}
@@ -297,26 +306,76 @@ class TestVersionOne:
 
 
 class TestALedger:
-    def test_without_one_nothing_is_ticked(self, honest: Made, tmp_path: Path) -> None:
+    def test_without_a_ledger_the_ledger_check_is_left_open(self, honest: Made, tmp_path: Path) -> None:
         result = verify(honest.out, portfolio=without_ledger(honest, tmp_path))
         assert {c.name: c.passed for c in result.checks}["ledger"] is None
         assert result.verified
 
-    def test_that_is_another_one_fails(self, honest: Made, tmp_path: Path) -> None:
+    def test_that_is_another_one_fails_verification(self, honest: Made, tmp_path: Path) -> None:
         Ledger.open(tmp_path / "other.sqlite").close()
         for portfolio in (None, honest.home):
             result = verify(honest.out, portfolio=portfolio, ledger=tmp_path / "other.sqlite")
             assert failing(result) == {"ledger"}
 
-    def test_that_has_it_passes_with_all_that_the_command_does(self, honest: Made) -> None:
+    def test_that_has_the_release_passes_with_binding_and_rebuild(self, honest: Made) -> None:
         result = verify(honest.out, portfolio=honest.home, ledger=honest.home / LEDGER_NAME, rebuild=True)
         checks = {check.name: check.passed for check in result.checks}
         assert (checks["binding"], checks["ledger"], checks["rebuild"]) == (True, True, None)
         assert dpm.verify is verify
 
-    def test_what_a_key_signed_and_the_ledger_does_not_have(self, honest: Made, tmp_path: Path) -> None:
+    def test_without_the_signed_release_fails_verification(self, honest: Made, tmp_path: Path) -> None:
         """The signature is the signer's word; the ledger is asked all the same."""
         keys.generate(tmp_path / "key")
         fake = forged(honest.out, tmp_path / "fake", both, key=tmp_path / "key")
         assert verify(fake, key=tmp_path / "key.pub").verified
         assert failing(verify(fake, key=tmp_path / "key.pub", portfolio=honest.home)) == {"binding", "ledger"}
+
+
+class TestTwoSpellingsOfAField:
+    """Claimed: what a reader of the document sees. True: what the verifier reads, if names that look alike were one."""
+
+    @staticmethod
+    def rewritten(honest: Made, out: Path, version: Version, change: Callable[[dict[str, Any]], object]) -> Path:
+        """The same certificate with the records of its runs written otherwise; its card still fits."""
+        forged(honest.out, out, version=version)
+        envelope = json.loads((out / CERTIFICATE_NAME).read_text())
+        statement = json.loads(base64.b64decode(envelope["payload"]))
+        for run in statement["predicate"]["terms"]["runs"]:
+            change(run["mechanism"]["blocks"][0])
+        envelope["payload"] = base64.b64encode(json.dumps(statement).encode()).decode()
+        (out / CERTIFICATE_NAME).write_text(json.dumps(envelope))
+        return out
+
+    @pytest.mark.parametrize("version", [1, 2, 3])
+    @pytest.mark.parametrize("name", ["ſteps", "Steps"])
+    def test_a_field_name_that_looks_like_another_fails_verification(
+        self, honest: Made, tmp_path: Path, version: Version, name: str
+    ) -> None:
+        def both_names(block: dict[str, Any]) -> None:
+            block[name] = block["steps"]
+            block["steps"] = 9999
+
+        fake = self.rewritten(honest, tmp_path / "fake", version, both_names)
+        assert failing(verify(fake)) == {"schema"}
+
+    @pytest.mark.parametrize(
+        ("version", "other"), [(1, "noiseMultiplier"), (2, "noiseMultiplier"), (3, "noise_multiplier")]
+    )
+    def test_a_field_in_the_case_of_another_version_fails_verification(
+        self, honest: Made, tmp_path: Path, version: Version, other: str
+    ) -> None:
+        own = "noiseMultiplier" if version == 3 else "noise_multiplier"
+        for place, change in {
+            "beside": lambda block: block.update({other: 2 * block[own]}),
+            "instead": lambda block: block.update({other: block.pop(own)}),
+        }.items():
+            assert failing(verify(self.rewritten(honest, tmp_path / place, version, change))) == {"schema"}
+
+    @pytest.mark.parametrize("version", [1, 2])
+    def test_the_records_of_runs_are_in_snake_case_until_version_2(
+        self, honest: Made, tmp_path: Path, version: Version
+    ) -> None:
+        old = forged(honest.out, tmp_path / "old", version=version)
+        assert "noise_multiplier" in json.dumps(certificate_in(old).content["terms"]["runs"])
+        assert "noise_multiplier" not in json.dumps(certificate_in(honest.out).content["terms"]["runs"])
+        assert verify(old).verified

@@ -20,14 +20,15 @@ import dpmerge as dpm
 from attacks.faults import must_notice
 from attacks.places import WEIGHTS, charges, forget, place, ran
 from dpmerge import permissions
-from dpmerge.certificate import keys, private_salt, trust
-from dpmerge.certificate.commitments import SALT_NAME
-from dpmerge.certificate.envelope import CERTIFICATE_NAME, read_certificate
+from dpmerge.certificate import keys, trust
+from dpmerge.certificate.dsse import CERTIFICATE_NAME, read_certificate
 from dpmerge.cli import options
-from dpmerge.errors import BadManifest, InvalidInput, LedgerError
-from dpmerge.ledger import places as ledger_places
+from dpmerge.errors import InvalidInputError, LedgerError, ManifestError
+from dpmerge.ledger import urls as ledger_places
 from dpmerge.ledger.ledger import Ledger
-from dpmerge.releasing.place import LEDGER_NAME
+from dpmerge.releasing import commitment_salt
+from dpmerge.releasing.commitment_salt import SALT_NAME
+from dpmerge.releasing.ledger_location import LEDGER_NAME
 
 PASSPHRASE = "correct horse battery staple"  # noqa: S105
 
@@ -123,7 +124,7 @@ OPEN = [
 
 
 @pytest.mark.parametrize("attack", OPEN, ids=lambda attack: attack.__name__)
-def test_what_others_may_use_is_refused(tmp_path: Path, attack: Callable[[Path], None]) -> None:
+def test_a_key_salt_or_ledger_open_to_others_is_refused(tmp_path: Path, attack: Callable[[Path], None]) -> None:
     attack(tmp_path)
 
 
@@ -132,16 +133,16 @@ def test_what_others_may_use_is_refused(tmp_path: Path, attack: Callable[[Path],
     [
         (a_key_that_others_read, keys, "too_open"),
         (a_key_that_the_group_reads, keys, "too_open"),
-        (a_salt_that_others_read, private_salt, "too_open"),
+        (a_salt_that_others_read, commitment_salt, "too_open"),
         (a_ledger_that_others_write, ledger_places, "too_open"),
         (a_ledger_that_others_replace, ledger_places, "replaceable"),
     ],
 )
-def test_not_looking_at_modes_is_noticed(tmp_path: Path, attack: Any, owner: Any, name: str) -> None:
+def test_tests_notice_when_modes_are_not_looked_at(tmp_path: Path, attack: Any, owner: Any, name: str) -> None:
     must_notice(attack, tmp_path, owner, name, lambda *_: None)
 
 
-def test_from_python_likewise(tmp_path: Path) -> None:
+def test_a_ledger_or_salt_open_to_others_is_refused_from_python(tmp_path: Path) -> None:
     home = place(tmp_path)
     (home / "portfolio" / LEDGER_NAME).chmod(0o602)
     with pytest.raises(LedgerError, match="which others may write"):
@@ -164,7 +165,9 @@ def test_a_team_may_share_a_portfolio_by_its_group(tmp_path: Path) -> None:
 
 
 class TestPassphrases:
-    def test_a_key_with_one_signs_for_who_knows_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_key_with_a_passphrase_signs_only_with_that_passphrase(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         home = place(tmp_path)
         monkeypatch.setenv("DPMERGE_KEY_PASSPHRASE", PASSPHRASE)
         made = ran("keygen", "-o", home / "locked", "--passphrase")
@@ -189,7 +192,9 @@ class TestPassphrases:
         ledger = (home / "portfolio" / LEDGER_NAME).read_bytes()
         assert PASSPHRASE.encode() not in ledger
 
-    def test_at_a_terminal_it_is_asked_for_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_passphrase_is_asked_for_once_at_a_terminal(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         asked: list[str] = []
 
         def prompt(words: str, **how: bool) -> str:
@@ -202,22 +207,22 @@ class TestPassphrases:
         assert {options.asked_passphrase(tmp_path / "key") for _ in range(3)} == {PASSPHRASE}
         assert asked == [f"Passphrase of {tmp_path / 'key'}"]
 
-    def test_recovery_asks_again(self, tmp_path: Path) -> None:
+    def test_recovery_asks_for_the_passphrase_again(self, tmp_path: Path) -> None:
         home = place(tmp_path)
         public, _ = keys.generate(home / "locked", PASSPHRASE)
         portfolio = dpm.Portfolio.load(home / "portfolio", contents=False)
-        from dpmerge.planning.planned import stated_weights
-        from dpmerge.releasing.recovery import recover
+        from dpmerge.planning.stated_weights import stated_weights
+        from dpmerge.releasing.recover import recover
 
         def asking(path: Path) -> str:
             asked.append(path)
             if len(asked) > 1:
-                raise InvalidInput("key", str(path), "its passphrase", found="nobody at the terminal")
+                raise InvalidInputError("key", str(path), "its passphrase", found="nobody at the terminal")
             return PASSPHRASE
 
         asked: list[Path] = []
         planned = stated_weights(portfolio, {"a@20": 1.0}, dpm.Guarantee(epsilon=50.0, delta=1e-5))
-        with pytest.raises(InvalidInput, match="nobody at the terminal") as raised:
+        with pytest.raises(InvalidInputError, match="nobody at the terminal") as raised:
             dpm.release(planned, out=home / "new", key=home / "locked", passphrase=asking)  # type: ignore[arg-type]
         assert "is charged" in raised.value.__notes__[0]
         with Ledger.open(home / "portfolio" / LEDGER_NAME) as ledger:
@@ -228,7 +233,7 @@ class TestPassphrases:
             assert done.problem is None
         assert dpm.verify(home / "new", key=public).verified
 
-    def test_a_key_without_one_is_not_asked_for_it(self, tmp_path: Path) -> None:
+    def test_a_key_without_a_passphrase_is_read_without_asking(self, tmp_path: Path) -> None:
         keys.generate(tmp_path / "key")
         keys.read_private(tmp_path / "key", passphrase=PASSPHRASE)
 
@@ -237,8 +242,8 @@ class TestPassphrases:
 
         keys.read_private(tmp_path / "key", passphrase=asking)
 
-    def test_an_empty_one_is_none(self, tmp_path: Path) -> None:
-        with pytest.raises(InvalidInput, match="at least one character"):
+    def test_an_empty_passphrase_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(InvalidInputError, match="at least one character"):
             keys.generate(tmp_path / "key", "")
         assert not (tmp_path / "key").exists()
 
@@ -273,13 +278,13 @@ def a_key_that_was_not_trusted_then(folder: Path) -> None:
 
 
 class TestTrustedKeys:
-    def test_a_period_is_held_against_when_it_was_charged(self, tmp_path: Path) -> None:
+    def test_a_key_not_trusted_at_the_time_of_the_charge_fails_verification(self, tmp_path: Path) -> None:
         a_key_that_was_not_trusted_then(tmp_path)
 
-    def test_not_looking_at_the_period_is_noticed(self, tmp_path: Path) -> None:
+    def test_tests_notice_when_the_period_of_a_key_is_not_looked_at(self, tmp_path: Path) -> None:
         must_notice(a_key_that_was_not_trusted_then, tmp_path, trust.TrustedKey, "why_not", lambda *_: None)
 
-    def test_within_its_period_it_is_believed_to_the_second(self, tmp_path: Path) -> None:
+    def test_a_key_is_trusted_at_the_second_it_begins_and_not_at_the_one_it_ends(self, tmp_path: Path) -> None:
         home = place(tmp_path)
         moment = certificate_of(home)["chargedAt"]
         around = {"not_before": moment, "not_after": "2999-12-31T23:59:59Z"}
@@ -288,7 +293,7 @@ class TestTrustedKeys:
         code, check = signature(home, "--trusted-keys", key_file(home, {"key": "key.pub", "not_after": moment}))
         assert (code, check["passed"]) == (1, False)
 
-    def test_one_of_several_is_enough_and_is_named(self, tmp_path: Path) -> None:
+    def test_one_fitting_key_of_several_is_enough_and_is_named(self, tmp_path: Path) -> None:
         home = place(tmp_path)
         other, _ = keys.generate(home / "other")
         third, _ = keys.generate(home / "third")
@@ -305,13 +310,13 @@ class TestTrustedKeys:
         assert not dpm.verify(home / "out", key=[other, third]).verified
         assert dpm.verify(home / "out", trusted_keys=listed).verified
 
-    def test_a_key_that_ended_does_not_spoil_another(self, tmp_path: Path) -> None:
+    def test_an_expired_key_beside_a_valid_one_does_not_fail_verification(self, tmp_path: Path) -> None:
         home = place(tmp_path)
         old = {"key": "key.pub", "name": "old", "not_after": "2020-01-01"}
         code, check = signature(home, "--trusted-keys", key_file(home, old, {"key": "key.pub", "name": "new"}))
         assert (code, check["found"]) == (0, ["with new"])
 
-    def test_as_yaml_with_dates_and_with_the_key_itself(self, tmp_path: Path) -> None:
+    def test_trusted_keys_in_yaml_may_have_dates_and_contain_the_key(self, tmp_path: Path) -> None:
         home = place(tmp_path)
         text = (home / "key.pub").read_text().replace("\n", "\n      ")
         (home / "keys.yaml").write_text(
@@ -330,22 +335,24 @@ class TestTrustedKeys:
             ({"key": "key.pub", "until": "2026-01-01"}, "an unknown field"),
         ],
     )
-    def test_a_list_that_does_not_say_what_it_means(self, tmp_path: Path, listed: dict[str, str], words: str) -> None:
+    def test_an_invalid_list_of_trusted_keys_is_refused(
+        self, tmp_path: Path, listed: dict[str, str], words: str
+    ) -> None:
         home = place(tmp_path)
         result = ran("verify", home / "out", "--trusted-keys", key_file(home, listed))
         assert result.exit_code == 2
         assert words in result.stderr
 
-    def test_a_certificate_that_does_not_say_when_is_not_believed(self, tmp_path: Path) -> None:
+    def test_a_key_with_a_period_is_not_trusted_for_a_certificate_without_a_time(self, tmp_path: Path) -> None:
         home = place(tmp_path)
         (key,) = trust.read_trusted(key_file(home, {"key": "key.pub", "not_after": "2999-01-01"}))
         assert "does not say when" in str(key.why_not(None))
         assert "does not say when" in str(key.why_not("yesterday"))
 
-    def test_an_empty_list_is_no_list(self, tmp_path: Path) -> None:
-        with pytest.raises(BadManifest):
+    def test_an_empty_list_of_trusted_keys_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(ManifestError):
             trust.read_trusted(key_file(tmp_path))
-        with pytest.raises(InvalidInput, match="at least one key"):
+        with pytest.raises(InvalidInputError, match="at least one key"):
             dpm.verify(place(tmp_path) / "out", key=[])
 
 

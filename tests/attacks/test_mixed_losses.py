@@ -22,10 +22,9 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from attacks.faults import must_notice
-from dpmerge.errors import InvalidInput
-from dpmerge.training import loss_graph, per_record_loss
+from dpmerge.errors import InvalidInputError
+from dpmerge.training import UnknownLossesWarning, loss_graph, per_record_loss, per_sample_gradient_check
 from dpmerge.training.loss_graph import LossGraph
-from dpmerge.training.record_alone import RecordAlone
 from training.loops import CLASSES, FEATURES, QUIET, Private, data, private, recorded, refusing, watched
 
 pytestmark = [pytest.mark.filterwarnings(rule) for rule in QUIET]
@@ -127,7 +126,7 @@ def apart(loss: Loss) -> float:
     return float((sums[0] - sums[1]).norm())
 
 
-def test_the_true_cost_of_the_loss_that_the_model_returns() -> None:
+def test_the_loss_that_a_model_returns_costs_more_than_is_recorded() -> None:
     assert true_epsilon(2 * CLIP) == pytest.approx(CLAIMED, abs=0.05)
     measured = apart(returned_loss)
     assert measured == pytest.approx(178, abs=3)
@@ -136,14 +135,14 @@ def test_the_true_cost_of_the_loss_that_the_model_returns() -> None:
 
 @pytest.mark.parametrize("returns_logits", [True, False])
 @pytest.mark.parametrize("batches", ["full", "poisson", "shuffled"])
-def test_the_loss_that_the_model_returns(tmp_path: Path, batches: str, returns_logits: bool) -> None:
+def test_the_token_mean_that_a_model_returns_is_refused(tmp_path: Path, batches: str, returns_logits: bool) -> None:
     made = causal(texts(5, 1, tokens=8), CausalModel(returns_logits=returns_logits), batches=batches, batch_size=63)
     with refusing(made, tmp_path, "dpmerge.training.per_record_loss"):
         for _ in range(20):
             one_step(made, returned_loss)
 
 
-def test_the_loss_of_its_logits_record_by_record(tmp_path: Path) -> None:
+def test_per_record_loss_bounds_what_one_record_does(tmp_path: Path) -> None:
     made = causal(texts(TOKENS - 1))
     with recorded(made, tmp_path) as recorder:
         one_step(made, cured_loss)
@@ -152,7 +151,7 @@ def test_the_loss_of_its_logits_record_by_record(tmp_path: Path) -> None:
     assert apart(cured_loss) <= 2 * CLIP
 
 
-def test_a_loss_that_the_model_divides_itself(tmp_path: Path) -> None:
+def test_a_loss_that_the_model_divides_itself_is_refused(tmp_path: Path) -> None:
     """No node of the graph says that it is a mean; the losses of two parts of the batch do not add up."""
 
     class Masked(CausalModel):
@@ -169,7 +168,7 @@ def test_a_loss_that_the_model_divides_itself(tmp_path: Path) -> None:
         one_step(made, returned_loss)
 
 
-def test_a_model_that_returns_a_loss_a_record_is_asked_and_believed(tmp_path: Path) -> None:
+def test_a_returned_loss_that_adds_up_is_checked(tmp_path: Path) -> None:
     class Careful(CausalModel):
         def forward(self, input_ids: Tensor, labels: Tensor | None = None) -> Any:
             output = super().forward(input_ids)
@@ -182,7 +181,7 @@ def test_a_model_that_returns_a_loss_a_record_is_asked_and_believed(tmp_path: Pa
     assert recorder.manifest().record_losses == "checked"
 
 
-def test_records_of_equal_length_are_nothing_to_refuse_nor_to_vouch_for(tmp_path: Path) -> None:
+def test_a_token_mean_over_records_of_equal_length_is_unknown(tmp_path: Path) -> None:
     """Blocks of a fixed length: the mean is right for this data, and nobody can see that it is for any."""
     made = causal(texts(7, 7, tokens=8))
     with recorded(made, tmp_path) as recorder:
@@ -207,7 +206,7 @@ def by_hand(logits: Tensor, labels: Tensor, *, shift: bool, ignore_index: int) -
 
 @pytest.mark.parametrize("shift", [True, False])
 @pytest.mark.parametrize("ignore_index", [-100, 3])
-def test_per_record_loss_by_hand(shift: bool, ignore_index: int) -> None:
+def test_per_record_loss_is_the_mean_over_each_records_tokens(shift: bool, ignore_index: int) -> None:
     generator = torch.Generator().manual_seed(0)
     logits, labels = torch.randn(5, 7, WORDS, generator=generator), torch.randint(WORDS, (5, 7), generator=generator)
     labels[1, 2:] = ignore_index
@@ -224,8 +223,8 @@ def test_per_record_loss_by_hand(shift: bool, ignore_index: int) -> None:
 
 
 @pytest.mark.parametrize("shape", [(5, 7), (5, 8, WORDS), (35, WORDS)])
-def test_per_record_loss_of_other_shapes(shape: tuple[int, ...]) -> None:
-    with pytest.raises(InvalidInput, match="labels of shape"):
+def test_per_record_loss_refuses_other_shapes(shape: tuple[int, ...]) -> None:
+    with pytest.raises(InvalidInputError, match="labels of shape"):
         per_record_loss(torch.zeros(shape), torch.zeros(5, 7, dtype=torch.long))
 
 
@@ -241,7 +240,7 @@ class GhostLoss(nn.Module):
 
 
 @pytest.mark.parametrize("batches", ["full", "poisson"])
-def test_per_record_loss_under_ghost_clipping(tmp_path: Path, batches: str) -> None:
+def test_per_record_loss_under_ghost_clipping_is_checked(tmp_path: Path, batches: str) -> None:
     made = causal(texts(5, 1, tokens=8), batches=batches, batch_size=16, mode="ghost", criterion=GhostLoss())
     with recorded(made, tmp_path) as recorder:
         one_step(made, lambda run, ids, labels: run.criterion(run.model(ids).logits, labels))
@@ -286,7 +285,7 @@ def with_loss(run: Private, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
 
 
 @pytest.mark.parametrize("name", MIXING)
-def test_losses_that_mix_records(tmp_path: Path, name: str) -> None:
+def test_losses_that_mix_records_are_refused(tmp_path: Path, name: str) -> None:
     loss, text = MIXING[name]
     made = private(nn.Linear(FEATURES, CLASSES), batches="full")
     with refusing(made, tmp_path, text):
@@ -294,7 +293,7 @@ def test_losses_that_mix_records(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SEPARATE)
-def test_losses_of_one_record_each(tmp_path: Path, name: str) -> None:
+def test_losses_of_one_record_each_are_checked(tmp_path: Path, name: str) -> None:
     made = private(nn.Linear(FEATURES, CLASSES))
     with recorded(made, tmp_path) as recorder:
         with_loss(made, SEPARATE[name])
@@ -303,7 +302,7 @@ def test_losses_of_one_record_each(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("vouched", [False, True])
 @pytest.mark.parametrize("name", UNCLEAR)
-def test_losses_nobody_can_see_through(tmp_path: Path, name: str, vouched: bool) -> None:
+def test_losses_that_cannot_be_seen_through_are_unknown_or_vouched(tmp_path: Path, name: str, vouched: bool) -> None:
     made = private(nn.Linear(FEATURES, CLASSES), dataset=data(48), batches="full")
     with recorded(made, tmp_path, separate_records=vouched) as recorder:
         with_loss(made, UNCLEAR[name])
@@ -311,14 +310,63 @@ def test_losses_nobody_can_see_through(tmp_path: Path, name: str, vouched: bool)
     assert manifest.record_losses == manifest.statement.record_losses == ("vouched" if vouched else "unknown")
 
 
+# Losses people use that the recorder does not see through: it says what is in the way.
+
+NOT_SEEN_THROUGH: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], str]] = {
+    "label smoothing": (
+        lambda out, y: functional.cross_entropy(out, y, label_smoothing=0.1),
+        "a sum that is divided by a number",
+    ),
+    "focal": (
+        lambda out, y: focal(functional.cross_entropy(out, y, reduction="none")),
+        "the operation Mul",
+    ),
+    "halved": (lambda out, y: functional.cross_entropy(out, y) / 2, "the operation Div"),
+    "Kullback-Leibler": (
+        lambda out, y: functional.kl_div(
+            functional.log_softmax(out, 1), functional.one_hot(y, CLASSES).float(), reduction="batchmean"
+        ),
+        "no mean over records, where the optimizer expects a mean",
+    ),
+}
+
+
+def focal(losses: Tensor) -> Tensor:
+    return ((1 - torch.exp(-losses)) ** 2 * losses).mean()
+
+
+@pytest.mark.filterwarnings("always::dpmerge.training.UnknownLossesWarning")
+@pytest.mark.parametrize("name", NOT_SEEN_THROUGH)
+def test_an_unknown_loss_is_warned_of_with_its_reason_and_the_cure(tmp_path: Path, name: str) -> None:
+    loss, reason = NOT_SEEN_THROUGH[name]
+    made = private(nn.Linear(FEATURES, CLASSES))
+    with pytest.warns(UnknownLossesWarning) as caught, recorded(made, tmp_path, run="mine") as recorder:
+        with_loss(made, loss)
+    assert recorder.manifest().record_losses == "unknown"
+    assert reason in recorder.record_losses_doubts
+    [message] = [str(each.message) for each in caught if each.category is UnknownLossesWarning]
+    assert message.startswith("run mine: record_losses is unknown")
+    assert reason in message
+    assert "separate_records=True" in message
+
+
+@pytest.mark.filterwarnings("error::dpmerge.training.UnknownLossesWarning")
+@pytest.mark.parametrize(("name", "vouched"), [("halved", True), ("cross-entropy", False)])
+def test_a_loss_that_is_vouched_for_or_checked_is_not_warned_of(tmp_path: Path, name: str, vouched: bool) -> None:
+    made = private(nn.Linear(FEATURES, CLASSES))
+    with recorded(made, tmp_path, separate_records=vouched) as recorder:
+        with_loss(made, SEPARATE[name] if name in SEPARATE else NOT_SEEN_THROUGH[name][0])
+    assert recorder.manifest().record_losses == ("vouched" if vouched else "checked")
+
+
 # Each check, taken out.
 
 
-def test_a_fault_that_does_not_judge_the_graph(tmp_path: Path) -> None:
+def test_tests_notice_when_the_loss_graph_is_not_judged(tmp_path: Path) -> None:
     for name in MIXING:
         (tmp_path / name).mkdir()
         must_notice(
-            lambda folder, name=name: test_losses_that_mix_records(folder, name),  # type: ignore[misc]
+            lambda folder, name=name: test_losses_that_mix_records_are_refused(folder, name),  # type: ignore[misc]
             tmp_path / name,
             LossGraph,
             "separate",
@@ -326,18 +374,21 @@ def test_a_fault_that_does_not_judge_the_graph(tmp_path: Path) -> None:
         )
 
 
-def test_a_fault_that_does_not_ask_again(tmp_path: Path) -> None:
-    must_notice(test_a_loss_that_the_model_divides_itself, tmp_path, RecordAlone, "_loss_adds_up", lambda *_: True)
+def test_tests_notice_when_a_returned_loss_is_not_checked(tmp_path: Path) -> None:
+    fault = (per_sample_gradient_check, "require_additive_loss", lambda *_, **__: None)
+    must_notice(test_a_loss_that_the_model_divides_itself_is_refused, tmp_path, *fault)
 
 
-def test_a_fault_that_takes_unknown_operations_for_known(tmp_path: Path) -> None:
+def test_tests_notice_when_unknown_operations_pass_for_known(tmp_path: Path) -> None:
     def trusting(graph: LossGraph, rows: int, *, mean: bool) -> bool:
         graph.unknown.clear()
         return judged(graph, rows, mean=mean)
 
     judged = LossGraph.separate
     must_notice(
-        lambda folder: test_losses_nobody_can_see_through(folder, "contrastive", vouched=False),
+        lambda folder: test_losses_that_cannot_be_seen_through_are_unknown_or_vouched(
+            folder, "contrastive", vouched=False
+        ),
         tmp_path,
         LossGraph,
         "separate",
@@ -380,11 +431,11 @@ def whole_batch(folder: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WHOLE_BATCH)
-def test_what_is_a_function_of_the_whole_batch_is_not_called_checked(tmp_path: Path, name: str) -> None:
+def test_a_function_of_the_whole_batch_is_not_checked(tmp_path: Path, name: str) -> None:
     whole_batch(tmp_path, name)
 
 
-def test_functions_of_totals_are_noticed_by_their_own_check(tmp_path: Path) -> None:
+def test_tests_notice_when_functions_of_totals_are_not_looked_for(tmp_path: Path) -> None:
     must_notice(
         lambda folder: whole_batch(folder, "a logarithm of the loss"),
         tmp_path,
@@ -394,7 +445,7 @@ def test_functions_of_totals_are_noticed_by_their_own_check(tmp_path: Path) -> N
     )
 
 
-def test_a_hook_on_the_loss_is_seen(tmp_path: Path) -> None:
+def test_a_hook_on_the_loss_makes_it_unknown(tmp_path: Path) -> None:
     run = private(batches="full")
     with recorded(run, tmp_path) as recorder:
         for inputs, targets in run.loader:
@@ -427,7 +478,7 @@ def test_an_embedding_with_padding_is_recorded(tmp_path: Path) -> None:
     assert recorder.manifest().record_losses == "checked"
 
 
-def test_what_was_called_checked_is_doubted_once_records_are_found_mixed(tmp_path: Path) -> None:
+def test_earlier_checkpoints_become_unknown_once_records_are_found_mixed(tmp_path: Path) -> None:
     class LateMixing(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -445,7 +496,7 @@ def test_what_was_called_checked_is_doubted_once_records_are_found_mixed(tmp_pat
     assert kept["record_losses"] == "unknown"
 
 
-def test_records_mixed_after_the_first_steps_are_found_when_it_is_said(tmp_path: Path) -> None:
+def test_records_mixed_after_the_first_steps_are_found_at_the_stated_steps(tmp_path: Path) -> None:
     """Step 32 is one of those that are always asked about, whatever else is looked at by chance."""
 
     class LaterMixing(nn.Module):

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from attacks.faults import must_notice
-from dpmerge.errors import CannotRecord
+from dpmerge.accounting import LinearCombination, joint_release, last_step
+from dpmerge.errors import RecordingError
 from dpmerge.portfolio.portfolio import Portfolio
-from dpmerge.privacy import LinearCombination, joint_release, last_step
-from dpmerge.training import noised_gradients, recorder, reference_optimizer
+from dpmerge.training import noised_gradients, reference_optimizer, step_observer
 from training.loops import QUIET, Private, data, private, recorded, refused_at_once, refusing
 
 pytestmark = [pytest.mark.filterwarnings(rule) for rule in QUIET]
@@ -87,11 +87,11 @@ CLIPS: dict[str, Callable[[list[Tensor]], object]] = {
 
 
 @pytest.mark.parametrize("how", CLIPS)
-def test_a_step_hook_that_clips_noised_gradients_leaves_joint_release(tmp_path: Path, how: str) -> None:
+def test_a_step_hook_that_clips_noised_gradients_leaves_only_joint_release(tmp_path: Path, how: str) -> None:
     noised_gradient_clipped(tmp_path, CLIPS[how])
 
 
-def test_clipped_by_hand_before_the_inner_step(tmp_path: Path) -> None:
+def test_clipping_noised_gradients_by_hand_leaves_only_joint_release(tmp_path: Path) -> None:
     run = private(batches="full")
     with recorded(run, tmp_path) as record:
         for _ in range(3):
@@ -105,7 +105,7 @@ def test_clipped_by_hand_before_the_inner_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("always", [True, False])
-def test_clipping_that_acts_now_and_then(tmp_path: Path, always: bool) -> None:
+def test_clipping_that_acts_now_and_then_is_told_from_other_changes(tmp_path: Path, always: bool) -> None:
     """Short gradients are left alone by the rule that clips long ones; a long one left alone follows no rule."""
     run = private(batches="full")
     quiet: list[bool] = []
@@ -155,13 +155,13 @@ def changed_gradient(folder: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_gradients_changed_after_the_noise(tmp_path: Path, name: str) -> None:
+def test_gradients_changed_after_the_noise_are_refused(tmp_path: Path, name: str) -> None:
     """No noise, no guarantee: the true ε is infinite, whatever is recorded."""
     changed_gradient(tmp_path, name)
 
 
 @pytest.mark.parametrize("how", ["by hand", "an inner hook", "a hook of the recorder's own wrapped again"])
-def test_the_sum_put_back_in_other_places(tmp_path: Path, how: str) -> None:
+def test_a_sum_without_noise_put_back_elsewhere_is_refused(tmp_path: Path, how: str) -> None:
     run = private(batches="full")
 
     def put_back(*_: Any) -> None:
@@ -187,7 +187,7 @@ def test_the_sum_put_back_in_other_places(tmp_path: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize("scale", [0.0, 0.5])
-def test_noise_of_another_size(tmp_path: Path, scale: float) -> None:
+def test_noise_of_another_size_is_refused(tmp_path: Path, scale: float) -> None:
     run = private(batches="full")
     kind = type(run.optimizer)
     add_noise = kind.add_noise
@@ -229,7 +229,7 @@ def unclipped_sum(folder: Path) -> None:
         run.train(1)
 
 
-def test_something_added_to_the_clipped_sum(tmp_path: Path) -> None:
+def test_something_added_to_the_clipped_sum_is_refused(tmp_path: Path) -> None:
     unclipped_sum(tmp_path)
 
 
@@ -254,7 +254,7 @@ def solution_written(folder: Path, at: int) -> None:
 
 
 @pytest.mark.parametrize("at", [1, 17, 19, 23])
-def test_weights_written_past_autograd_between_any_two_steps(tmp_path: Path, at: int) -> None:
+def test_weights_written_past_autograd_between_two_steps_are_refused(tmp_path: Path, at: int) -> None:
     solution_written(tmp_path, at)
 
 
@@ -268,13 +268,13 @@ class ReadsTheSum(torch.optim.SGD):
                 p -= group["lr"] * p.summed_grad
 
 
-def test_an_optimizer_that_reads_the_sum_without_its_noise(tmp_path: Path) -> None:
+def test_an_optimizer_that_reads_the_sum_without_its_noise_is_refused(tmp_path: Path) -> None:
     run = private(batches="full", optimizer=lambda parameters: ReadsTheSum(parameters, lr=0.1))
     with refusing(run, tmp_path / "run", "ReadsTheSum could not be repeated with the noised gradients alone"):
         run.train(1)
 
 
-def test_momentum_filled_from_the_private_data(tmp_path: Path) -> None:
+def test_momentum_filled_from_the_private_data_is_refused(tmp_path: Path) -> None:
     run = private(batches="full", optimizer=lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9))
     with refusing(run, tmp_path / "run", "did not move by what SGD makes of the noised gradients"):
         run.train(2)
@@ -346,12 +346,12 @@ FAULTS: dict[str, tuple[Callable[[Path], object], object, str, Any]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_in_a_check_is_noticed(tmp_path: Path, fault: str) -> None:
+def test_tests_notice_a_check_that_is_left_out(tmp_path: Path, fault: str) -> None:
     attack, owner, name, replacement = FAULTS[fault]
     must_notice(attack, tmp_path, owner, name, replacement)
 
 
-def test_updates_are_compared(tmp_path: Path) -> None:
+def test_tests_notice_when_updates_are_not_compared(tmp_path: Path) -> None:
     """Without the comparison an optimizer of one's own could move the weights by anything."""
 
     def attack(folder: Path) -> None:
@@ -383,12 +383,12 @@ def at_other_weights(folder: Path) -> None:
                 run.optimizer.step()
 
 
-def test_gradients_at_other_weights_than_the_recorded_ones(tmp_path: Path) -> None:
-    must_notice(at_other_weights, tmp_path, recorder.Recorder, "require_still", lambda self: None)
+def test_tests_notice_when_weights_are_not_compared_before_a_pass(tmp_path: Path) -> None:
+    must_notice(at_other_weights, tmp_path, step_observer.StepObserver, "before_pass", lambda self: None)
 
 
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
-def test_a_model_copied_in_the_course_of_the_run(tmp_path: Path, mode: str) -> None:
+def test_a_model_may_be_copied_in_the_course_of_the_run(tmp_path: Path, mode: str) -> None:
     """As for an average of weights; the copy is nobody's business."""
     run = private(batches="full", mode=mode)
     with recorded(run, tmp_path / "run") as record:
@@ -402,7 +402,7 @@ def test_a_model_copied_in_the_course_of_the_run(tmp_path: Path, mode: str) -> N
         pass
 
 
-def test_adagrad_has_taken_no_steps_when_it_is_made(tmp_path: Path) -> None:
+def test_a_new_adagrad_is_recorded_and_a_used_one_is_refused(tmp_path: Path) -> None:
     run = private(batches="full", optimizer=lambda p: torch.optim.Adagrad(p, lr=0.01))
     with recorded(run, tmp_path / "run") as record:
         run.train(3)
@@ -410,19 +410,19 @@ def test_adagrad_has_taken_no_steps_when_it_is_made(tmp_path: Path) -> None:
     refused_at_once(run, tmp_path / "again", "counted 3 steps already")
 
 
-def test_a_refusal_that_was_caught_is_no_run_that_ended_as_planned(tmp_path: Path) -> None:
+def test_a_run_whose_refusal_was_caught_is_unfinished(tmp_path: Path) -> None:
     run = private(batches="full")
     with recorded(run, tmp_path) as record:
         run.train(1)
         before = run.plain[0].weight.detach().clone()
         run.plain[0].weight.data += 1
-        with pytest.raises(CannotRecord):
+        with pytest.raises(RecordingError):
             run.train(1)
         run.plain[0].weight.data.copy_(before)
     assert not record.manifest().finished
 
 
-def test_a_buffer_that_is_not_saved_and_changes(tmp_path: Path) -> None:
+def test_an_unsaved_buffer_that_changes_is_refused(tmp_path: Path) -> None:
     class Centred(nn.Module):
         def __init__(self) -> None:
             super().__init__()

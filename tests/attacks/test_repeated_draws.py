@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +18,24 @@ import pytest
 import dpmerge as dpm
 from attacks.faults import must_notice
 from attacks.forging import certificate_in, forged
-from dpmerge.certificate.card import CARD_NAME
 from dpmerge.certificate.checks import Verification
-from dpmerge.certificate.commitments import release_salt, salt_of
-from dpmerge.certificate.predicate import Declared
-from dpmerge.documents import validated
+from dpmerge.certificate.commitments import release_salt
+from dpmerge.certificate.model_card import CARD_NAME
+from dpmerge.certificate.predicate import Predicate
+from dpmerge.ledger.charge import Charge
+from dpmerge.ledger.entries import Entry
 from dpmerge.ledger.ledger import Ledger
-from dpmerge.ledger.state import BookState
-from dpmerge.planning.planned import Planned
-from dpmerge.planning.terms import Terms
+from dpmerge.ledger.state import ScopeState
+from dpmerge.planning.plan import Plan
 from dpmerge.portfolio.portfolio import Portfolio
-from dpmerge.releasing import finishing
-from dpmerge.releasing.place import default_ledger
-from dpmerge.releasing.recovery import abandon
+from dpmerge.releasing import publish
+from dpmerge.releasing.commitment_salt import salt_of
+from dpmerge.releasing.ledger_location import default_ledger
+from dpmerge.releasing.recover import abandon
 from dpmerge.releasing.release import Release, release
 from dpmerge.releasing.verifying import verify
+from dpmerge.terms.documents import validated
+from dpmerge.terms.release_terms import ReleaseTerms
 from ledger.releases import BOOK, first, request, run
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -65,7 +69,7 @@ def ledger_check(result: Verification) -> bool | None:
     return {check.name: check.passed for check in result.checks}["ledger"]
 
 
-def test_the_second_and_third_draw_say_so(mnist: Portfolio, tmp_path: Path) -> None:
+def test_the_second_and_third_draw_carry_their_number_as_a_caveat(mnist: Portfolio, tmp_path: Path) -> None:
     outs = [tmp_path / name for name in ("one", "two", "three")]
     made = [drawn(mnist, out) for out in outs]
     assert [each.content["guarantee"]["epsilon"] for each in made] == [CLAIMED] * 3
@@ -77,15 +81,15 @@ def test_the_second_and_third_draw_say_so(mnist: Portfolio, tmp_path: Path) -> N
         assert ledger_check(verify(out, portfolio=mnist)) is True
 
 
-def test_a_draw_that_was_given_up_counts(mnist: Portfolio, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_abandoned_draw_counts_as_drawn(mnist: Portfolio, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Looked at and abandoned is drawn all the same."""
 
     def stopped(*_: object, **__: object) -> None:
-        raise dpm.CannotWrite("output", None, "nothing today")
+        raise dpm.errors.CannotWriteError("output", None, "nothing today")
 
     with monkeypatch.context() as patch:
-        patch.setattr(finishing, "build", stopped)
-        with pytest.raises(dpm.CannotWrite):
+        patch.setattr(publish, "build", stopped)
+        with pytest.raises(dpm.errors.CannotWriteError):
             drawn(mnist, tmp_path / "one")
     with Ledger.open(default_ledger(mnist)) as ledger:
         (pending,) = ledger.pending()
@@ -100,13 +104,13 @@ def test_asking_again_with_the_same_key_is_the_same_draw(mnist: Portfolio, tmp_p
     assert counted(one) == counted(again) == (1, [])
 
 
-def test_one_candidate_is_not_drawn(mnist: Portfolio, tmp_path: Path) -> None:
+def test_a_release_of_one_candidate_has_no_draw_number(mnist: Portfolio, tmp_path: Path) -> None:
     plan = dpm.plan(mnist, dpm.Guarantee(epsilon=0.8, delta=DELTA), method="combine")
     for name in ("one", "two"):
         assert counted(release(plan, out=tmp_path / name)) == (None, [])
 
 
-class TestTheSameCandidates:
+class TestDrawNumbers:
     """In a ledger alone: what counts as drawing again."""
 
     A, B, C = run("a"), run("b", 4.0), run("c", 6.0)
@@ -115,7 +119,7 @@ class TestTheSameCandidates:
         with Ledger.open(path / "ledger.db") as ledger:
             made = [ledger.charge(request(*given, **how), first).draw_number for given, how in asked]
             assert ledger.verify().ok
-            kept = ledger.standing(BOOK, DELTA).releases
+            kept = ledger.budget_report(BOOK, DELTA).releases
             assert [ledger.release(line.release_id).draw_number for line in kept] == made  # type: ignore[union-attr]
         return made
 
@@ -129,7 +133,9 @@ class TestTheSameCandidates:
         ],
         ids=["as before", "in another order", "with other probabilities", "beside other runs"],
     )
-    def test_counts(self, tmp_path: Path, again: Sequence[Any], how: dict[str, Any]) -> None:
+    def test_the_same_candidates_again_are_the_second_draw(
+        self, tmp_path: Path, again: Sequence[Any], how: dict[str, Any]
+    ) -> None:
         assert self.numbers(tmp_path, (([self.A, self.B], "a@3", "b@2"), {}), (again, how)) == [1, 2]
 
     @pytest.mark.parametrize(
@@ -137,7 +143,7 @@ class TestTheSameCandidates:
         [([A, B], "a@3", "b@3"), ([A, C], "a@3", "c@2"), ([A, B, C], "a@3", "b@2", "c@2"), ([A], "a@3")],
         ids=["another step", "another run", "a third candidate", "no draw"],
     )
-    def test_others_do_not(self, tmp_path: Path, other: Sequence[Any]) -> None:
+    def test_other_candidates_are_a_first_draw_or_none(self, tmp_path: Path, other: Sequence[Any]) -> None:
         one, two = self.numbers(tmp_path, (([self.A, self.B], "a@3", "b@2"), {}), (other, {}))
         assert (one, two) == (1, None if len(other) == 2 else 1)
 
@@ -154,11 +160,11 @@ class TestVerification:
             if salt:
                 key = release_salt(salt_of(portfolio), declared["release"])
                 files = certificate_in(out).subjects
-                declared["binding"] = validated(Declared, declared, "again").bound(files, key).binding
+                declared["binding"] = validated(Predicate, declared, "again", case="camel").bound(files, key).binding
 
         return forged(out, fake, first_draw)
 
-    def test_a_forged_number(self, mnist: Portfolio, tmp_path: Path) -> None:
+    def test_a_forged_draw_number_fails_binding_and_ledger(self, mnist: Portfolio, tmp_path: Path) -> None:
         drawn(mnist, tmp_path / "one")
         drawn(mnist, tmp_path / "two")
         fake = self.call_it_the_first(tmp_path / "two", mnist, tmp_path / "fake", salt=False)
@@ -166,7 +172,7 @@ class TestVerification:
         problems = verify(fake, portfolio=mnist).problems
         assert [problem.split(":")[0] for problem in problems] == ["binding", "ledger"]
 
-    def test_a_number_by_who_has_the_salt(self, mnist: Portfolio, tmp_path: Path) -> None:
+    def test_a_forged_draw_number_bound_with_the_salt_fails_the_ledger(self, mnist: Portfolio, tmp_path: Path) -> None:
         drawn(mnist, tmp_path / "one")
         drawn(mnist, tmp_path / "two")
         fake = self.call_it_the_first(tmp_path / "two", mnist, tmp_path / "fake", salt=True)
@@ -175,25 +181,32 @@ class TestVerification:
         ]
 
     @pytest.mark.parametrize("number", [0, None, 1.5])
-    def test_a_number_there_cannot_be(self, mnist: Portfolio, tmp_path: Path, number: object) -> None:
+    def test_a_certificate_with_an_impossible_draw_number_is_refused(
+        self, mnist: Portfolio, tmp_path: Path, number: object
+    ) -> None:
         drawn(mnist, tmp_path / "one")
-        with pytest.raises(dpm.InvalidInput, match="drawNumber"):
+        with pytest.raises(dpm.errors.InvalidInputError, match="drawNumber"):
             forged(tmp_path / "one", tmp_path / "fake", lambda declared: declared.update(drawNumber=number))
 
-    def test_with_the_count_taken_out_every_draw_is_the_first(self, tmp_path: Path) -> None:
+    def test_tests_notice_when_draws_are_not_counted(self, tmp_path: Path) -> None:
+        charged = ScopeState.charged
+
+        def uncounted(state: ScopeState, entry: Entry) -> Charge:
+            return replace(charged(state, entry), draw_number=1)
+
         def attack(folder: Path) -> None:
             portfolio = portfolio_in(folder)
             drawn(portfolio, folder / "one")
             assert counted(drawn(portfolio, folder / "two"))[0] == 2
 
-        must_notice(attack, tmp_path, BookState, "next_draw", lambda *_: 1)
+        must_notice(attack, tmp_path, ScopeState, "charged", uncounted)
 
 
 def test_a_plan_saved_and_edited_a_little_is_still_counted(mnist: Portfolio, tmp_path: Path) -> None:
     """Probabilities a hair apart are other terms, and the same candidates."""
     drawn(mnist, tmp_path / "one")
-    planned = Planned.of(dpm.plan(mnist, TARGET))
+    planned = dpm.plan(mnist, TARGET)
     document = json.loads(json.dumps(planned.terms.document()))
     document["probabilities"] = [document["probabilities"][0] + 2**-53, document["probabilities"][1] - 2**-53]
-    other = Planned(mnist, validated(Terms, document, "terms"), TARGET)
+    other = Plan.of_terms(mnist, validated(ReleaseTerms, document, "terms"), TARGET)
     assert counted(release(other, out=tmp_path / "two"))[0] == 2

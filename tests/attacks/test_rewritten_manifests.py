@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from attacks.faults import must_notice
 from dpmerge.cli import app
-from dpmerge.errors import RunsLocked
+from dpmerge.errors import RunsLockedError
 from dpmerge.ledger.ledger import Ledger
 from dpmerge.portfolio.manifest import Manifest
 from dpmerge.releasing import release as releasing
@@ -55,11 +55,11 @@ def released_twice(folder: Path) -> None:
     assert not (folder / "second").exists()
 
 
-def test_runs_stay_locked(tmp_path: Path) -> None:
+def test_runs_stay_locked_after_their_manifests_are_written_again(tmp_path: Path) -> None:
     must_notice(released_twice, tmp_path, releasing, "require_runs_as_charged", lambda *_: None)
 
 
-def test_a_common_start_is_nobodys(tmp_path: Path) -> None:
+def test_a_common_start_is_not_refused_as_charged_weights(tmp_path: Path) -> None:
     home = two_runs(tmp_path / "runs")
     assert merged(home, "a@1=0.99,b@1=0.01", tmp_path / "first").exit_code == 0
     with Ledger.open(home / "privacy-ledger.sqlite") as ledger:
@@ -67,5 +67,5 @@ def test_a_common_start_is_nobodys(tmp_path: Path) -> None:
         require_runs_as_charged(ledger, [a, b])
         start = a.checkpoints[0].model_copy(update={"step": 0})
         require_runs_as_charged(ledger, [b.model_copy(update={"checkpoints": [start]})])
-        with pytest.raises(RunsLocked, match="charged these weights as a@1"):
+        with pytest.raises(RunsLockedError, match="charged these weights as a@1"):
             require_runs_as_charged(ledger, [b.model_copy(update={"checkpoints": a.checkpoints})])

@@ -17,16 +17,17 @@ from soak.kills import LOOSE, drawn_from, loaded, noised
 
 from attacks.faults import must_notice
 from attacks.places import WEIGHTS, charges, forget, place, ran
-from dpmerge.errors import BadCheckpoint, DigestMismatch, DpmergeError
+from dpmerge.errors import CheckpointError, DigestMismatchError, DpmergeError
 from dpmerge.ledger.caps import Cap
-from dpmerge.ledger.entries import Book
+from dpmerge.ledger.entries import BudgetScope
 from dpmerge.ledger.ledger import Ledger
-from dpmerge.planning.planned import Planned, stated_weights
-from dpmerge.releasing import release as releasing
-from dpmerge.releasing.place import LEDGER_NAME
+from dpmerge.planning.plan import Plan
+from dpmerge.planning.stated_weights import stated_weights
+from dpmerge.releasing import preconditions
+from dpmerge.releasing.ledger_location import LEDGER_NAME
 from dpmerge.releasing.release import release
 
-BOOK = Book("soaked", "record", "replace_one")
+BOOK = BudgetScope("soaked", "record", "replace_one")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -42,21 +43,21 @@ def one_bit(file: Path) -> None:
     file.write_bytes(content)
 
 
-def final(home: Path) -> tuple[Planned, dict[str, Any]]:
+def final(home: Path) -> tuple[Plan, dict[str, Any]]:
     return noised(loaded(home)), {"final": True}
 
 
-def capped(home: Path) -> tuple[Planned, dict[str, Any]]:
+def capped(home: Path) -> tuple[Plan, dict[str, Any]]:
     with Ledger.open(home / LEDGER_NAME) as ledger:
         ledger.set_cap(BOOK, Cap(epsilon=60.0, delta=1e-5, rule="gaussian_filter"))
     return stated_weights(loaded(home), {"b@20": 0.5, "c@20": 0.5}, LOOSE), {}
 
 
-def drawn(home: Path) -> tuple[Planned, dict[str, Any]]:
+def drawn(home: Path) -> tuple[Plan, dict[str, Any]]:
     return drawn_from(loaded(home), [{"a@20": 0.5, "b@20": 0.5}, {"c@20": 1.0}]), {}
 
 
-Asked = Callable[[Path], tuple[Planned, dict[str, Any]]]
+Asked = Callable[[Path], tuple[Plan, dict[str, Any]]]
 
 
 def rot(asked: Asked) -> Callable[[Path], None]:
@@ -69,7 +70,7 @@ def rot(asked: Asked) -> Callable[[Path], None]:
         with pytest.raises(DpmergeError) as raised:
             release(planned, out=folder / "new", **how)
         assert charges(home) == 0, "charged for a checkpoint that has rotted"
-        assert isinstance(raised.value, DigestMismatch)
+        assert isinstance(raised.value, DigestMismatchError)
         assert "step-20.safetensors" in str(raised.value)
         assert not (folder / "new").exists()
         file.write_bytes(kept)
@@ -83,20 +84,20 @@ EVERY = pytest.mark.parametrize("asked", [final, capped, drawn], ids=lambda aske
 
 
 @EVERY
-def test_one_bit_is_noticed_before_the_charge(tmp_path: Path, asked: Asked) -> None:
+def test_a_flipped_bit_in_a_checkpoint_is_refused_before_the_charge(tmp_path: Path, asked: Asked) -> None:
     rot(asked)(tmp_path)
 
 
 @EVERY
-def test_without_reading_everything_it_is_noticed_too_late(tmp_path: Path, asked: Asked) -> None:
-    must_notice(rot(asked), tmp_path, releasing, "require_recorded", lambda *_: None)
+def test_tests_notice_when_checkpoints_are_not_read_before_the_charge(tmp_path: Path, asked: Asked) -> None:
+    must_notice(rot(asked), tmp_path, preconditions, "require_recorded", lambda *_: None)
 
 
-def test_without_asking_for_the_cap_it_is_noticed_too_late(tmp_path: Path) -> None:
+def test_tests_notice_when_the_cap_is_not_asked_for_before_the_charge(tmp_path: Path) -> None:
     must_notice(rot(capped), tmp_path, Ledger, "is_capped", lambda *_: False)
 
 
-def test_by_the_command_line(tmp_path: Path) -> None:
+def test_a_flipped_bit_in_a_checkpoint_is_refused_by_the_command_line_before_the_charge(tmp_path: Path) -> None:
     home = place(tmp_path, released=False) / "portfolio"
     one_bit(home / "c" / "step-20.safetensors")
     result = ran("merge", home, *WEIGHTS, "--final", "-o", tmp_path / "new")
@@ -116,6 +117,6 @@ def test_values_that_are_not_finite_though_recorded_are_noticed_before_the_charg
             saved["files"][0]["sha256"] = sha256(file.read_bytes()).hexdigest()
             saved.pop("weights", None)
     record.write_text(json.dumps(document))
-    with pytest.raises(BadCheckpoint, match="NaN or infinity"):
+    with pytest.raises(CheckpointError, match="NaN or infinity"):
         release(noised(loaded(home)), out=tmp_path / "new", final=True)
     assert charges(home) == 0

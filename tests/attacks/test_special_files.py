@@ -17,13 +17,12 @@ import pytest
 
 from attacks.faults import must_notice
 from attacks.places import WEIGHTS, charges, forget, pipe, place, ran, within
-from dpmerge import documents
-from dpmerge.certificate import checks
-from dpmerge.certificate.checks import file_digest
-from dpmerge.certificate.commitments import SALT_NAME
-from dpmerge.certificate.envelope import CERTIFICATE_NAME
-from dpmerge.documents import open_regular
-from dpmerge.releasing.place import LEDGER_NAME, WITNESS_NAME
+from dpmerge import files
+from dpmerge.certificate.dsse import CERTIFICATE_NAME
+from dpmerge.certificate.output_files import require_plausible
+from dpmerge.files import file_digest, open_regular
+from dpmerge.releasing.commitment_salt import SALT_NAME
+from dpmerge.releasing.ledger_location import LEDGER_NAME, WITNESS_NAME
 
 SECONDS = 10.0
 HUGE = 300 * 2**30
@@ -98,8 +97,8 @@ def opened_the_usual_way(path: str | Path) -> int:
     return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
 
-def test_opening_that_waits_is_noticed(tmp_path: Path) -> None:
-    must_notice(a_pipe("a card"), tmp_path, documents, "regular_descriptor", opened_the_usual_way)
+def test_tests_notice_when_opening_a_pipe_waits(tmp_path: Path) -> None:
+    must_notice(a_pipe("a card"), tmp_path, files, "regular_descriptor", opened_the_usual_way)
 
 
 def sparse(path: Path, start: bytes = b"") -> None:
@@ -130,34 +129,34 @@ def test_a_model_of_holes_is_not_hashed_to_its_end(tmp_path: Path) -> None:
     a_model_of_holes(tmp_path)
 
 
-def test_hashing_holes_is_noticed(tmp_path: Path) -> None:
-    must_notice(a_model_of_holes, tmp_path, documents, "regular_descriptor", opened_the_usual_way)
+def test_tests_notice_when_holes_are_hashed(tmp_path: Path) -> None:
+    must_notice(a_model_of_holes, tmp_path, files, "regular_descriptor", opened_the_usual_way)
 
 
 def test_a_model_whose_header_speaks_of_less_is_not_hashed_to_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the file system counts no blocks."""
-    monkeypatch.setattr(documents, "MOSTLY_HOLES", 10**15)
+    monkeypatch.setattr(files, "MOSTLY_HOLES", 10**15)
     model = tmp_path / "model.safetensors"
     sparse(model, weights_header(1000))
     with within(SECONDS), pytest.raises(OSError, match="not what its header says") as raised:
-        file_digest(model)
+        require_plausible(model, model.stat().st_size)
     assert raised.value.errno == errno.EFBIG
 
 
-def test_other_files_of_a_release_are_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(documents, "MOSTLY_HOLES", 10**15)
+def test_a_huge_file_that_is_no_model_is_not_hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "MOSTLY_HOLES", 10**15)
     sparse(tmp_path / "config.json", b"{}")
     with within(SECONDS), pytest.raises(OSError, match="more than a release has in such a file"):
-        file_digest(tmp_path / "config.json")
+        require_plausible(tmp_path / "config.json", (tmp_path / "config.json").stat().st_size)
 
 
-def test_a_certified_size_comes_before_hashing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_another_size_than_certified_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"weights")
     assert file_digest(file, 7) == file_digest(file)
-    monkeypatch.setattr(checks, "_PIECE", 0)  # nothing can be read any more
+    monkeypatch.setattr(files, "_PIECE", 0)  # nothing can be read any more
     with pytest.raises(OSError, match="7 bytes where 8 were certified"):
         file_digest(file, 8)
 
@@ -173,8 +172,8 @@ def test_a_file_that_grows_while_it_is_hashed_has_no_digest(tmp_path: Path, monk
         return stream
 
     size = os.fstat
-    monkeypatch.setattr(checks, "open_regular", growing)
-    monkeypatch.setattr(checks.os, "fstat", lambda number: os.stat_result((*size(number)[:6], 7, *size(number)[7:])))
+    monkeypatch.setattr(files, "open_regular", growing)
+    monkeypatch.setattr(files.os, "fstat", lambda number: os.stat_result((*size(number)[:6], 7, *size(number)[7:])))
     with pytest.raises(OSError, match="changed while it was read"):
         file_digest(file)
 
@@ -191,7 +190,7 @@ def test_a_checkpoint_of_holes_is_refused_by_whoever_reads_it(tmp_path: Path) ->
     assert charges(home / "portfolio") == before
 
 
-def test_devices_are_no_files(tmp_path: Path) -> None:
+def test_a_device_is_refused_as_a_key(tmp_path: Path) -> None:
     home = place(tmp_path)
     (home / "key.pub").unlink()
     (home / "key.pub").symlink_to("/dev/zero")

@@ -14,25 +14,25 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-import dpmerge.cli.merge as merge_command
 from attacks.faults import must_notice
-from dpmerge.account.figures import account
-from dpmerge.account.spec import Spec
+from dpmerge.account_spec import Spec
+from dpmerge.accounting import Adjacency, mechanisms
 from dpmerge.cli import app
-from dpmerge.errors import InvalidInput, NoGuarantee, TargetOutOfReach
+from dpmerge.errors import InvalidInputError, NoGuaranteeError, TargetOutOfReachError
 from dpmerge.planning import plan_table
 from dpmerge.planning.candidates import candidate
 from dpmerge.planning.plan import Plan
-from dpmerge.planning.planned import read_planned, stated_weights
-from dpmerge.planning.planner import plan
-from dpmerge.planning.target import Guarantee
-from dpmerge.planning.terms import Terms
-from dpmerge.portfolio.caveats import Caveat, caveats
+from dpmerge.planning.planner import ReleaseAlternatives, plan
+from dpmerge.planning.stated_weights import stated_weights
+from dpmerge.portfolio.applicable_theorems import applicable_theorems
 from dpmerge.portfolio.manifest import Manifest
 from dpmerge.portfolio.portfolio import Portfolio
-from dpmerge.portfolio.reach import reach
-from dpmerge.portfolio.recipe import Recipe
-from dpmerge.privacy import Adjacency, mechanisms
+from dpmerge.portfolio.portfolio_caveats import caveats
+from dpmerge.releasing import prepare
+from dpmerge.terms.caveats import Caveat
+from dpmerge.terms.guarantee import Guarantee
+from dpmerge.terms.recipe import Recipe
+from dpmerge.terms.release_terms import ReleaseTerms
 from oracle import gaussian_mp
 from planning.synthetic import portfolio as in_memory
 from planning.synthetic import run_document
@@ -62,7 +62,7 @@ class TestNesterovAndDampening:
             "weights": list(weights),
             "release_noise": noise,
         }
-        found = account(Spec.parse(json.dumps(document))).combination
+        found = Spec.parse(json.dumps(document)).compare().combination
         assert found is not None
         epsilon = found["last_step"][1].epsilon
         assert epsilon is not None
@@ -76,10 +76,10 @@ class TestNesterovAndDampening:
         assert true == pytest.approx(self.TRUE, abs=1e-3)
         assert true == pytest.approx(true_epsilon(1.9 * 2 / math.hypot(1.9 * 0.7, 6.4)), rel=1e-9)
 
-    def test_nesterov_is_stated_and_counted(self, tmp_path: Path) -> None:
+    def test_nesterov_counts_in_the_coefficient_of_the_last_step(self, tmp_path: Path) -> None:
         self.attack(tmp_path)
 
-    def test_dampening_is_stated_and_counted(self) -> None:
+    def test_dampening_counts_in_the_coefficient_of_the_last_step(self) -> None:
         """2.201 without dampening, 2.950 true: the noisier run's last gradient, and its noise, count a tenth."""
         noisy, other = {"sigma": 20, "momentum": 0.9, "nesterov": False}, {"sigma": 4}
         claimed = self.last_step({**noisy, "dampening": 0}, other, steps=2, weights=(0.5, 0.5))
@@ -90,13 +90,15 @@ class TestNesterovAndDampening:
         assert (claimed, true) == pytest.approx((2.201, 2.950), abs=1e-3)
 
     @pytest.mark.parametrize("silent", ["nesterov", "dampening"])
-    def test_momentum_that_does_not_say_is_refused(self, silent: str) -> None:
+    def test_momentum_without_nesterov_or_dampening_stated_is_refused(self, silent: str) -> None:
         facts = {"sigma": 0.7, "momentum": 0.9, "nesterov": False, "dampening": 0}
         del facts[silent]
-        with pytest.raises(InvalidInput, match=rf"runs\[0\]\.{silent}: got nothing; accepted: .*momentum must say"):
+        with pytest.raises(
+            InvalidInputError, match=rf"runs\[0\]\.{silent}: got nothing; accepted: .*momentum must say"
+        ):
             self.last_step(facts)
 
-    def test_a_fault_in_the_coefficient_is_noticed(self, tmp_path: Path) -> None:
+    def test_tests_notice_when_the_gradient_coefficient_is_always_one(self, tmp_path: Path) -> None:
         must_notice(self.attack, tmp_path, mechanisms.Optimizer, "gradient_coefficient", lambda self, first_step: 1.0)
 
 
@@ -127,19 +129,19 @@ class TestNoiseThatIsNotOnTheWeights:
         assert found.profile.epsilon(DELTA) == pytest.approx(self.TRUE, abs=1e-3)
         assert found.profile.epsilon(DELTA) == pytest.approx(true_epsilon(math.hypot(1 / 2, 1 / 0.5)), rel=1e-9)
         for theorem in ("last_step", "hidden_state", "merged_trajectory"):
-            with pytest.raises(NoGuarantee, match=theorem):
+            with pytest.raises(NoGuaranteeError, match=theorem):
                 candidate(self.portfolio(), self.RECIPE, delta=DELTA, theorem=theorem)  # type: ignore[arg-type]
 
-    def test_where_nobody_says_so_an_average_costs_both(self, tmp_path: Path) -> None:
+    def test_an_average_of_noise_not_said_to_be_on_the_weights_costs_joint_release(self, tmp_path: Path) -> None:
         self.attack(tmp_path)
 
-    def test_a_plan_of_it_says_why(self) -> None:
+    def test_a_plan_of_noise_not_said_to_be_on_the_weights_has_a_caveat(self) -> None:
         found = plan(self.portfolio(), Guarantee(epsilon=11, delta=DELTA), objective="saturate", method="combine")
         assert "noise_not_said_to_be_on_the_weights" in {caveat.name for caveat in found.caveats}
         words = str(found)
         assert 'noise_on: "weights"' in " ".join(words.split())
 
-    def test_where_it_is_on_the_weights_that_is_repeated_as_a_premise(self) -> None:
+    def test_noise_stated_to_be_on_the_weights_is_a_premise_of_last_step(self) -> None:
         found = candidate(self.portfolio(noise_on="weights"), self.RECIPE, delta=DELTA)
         assert found.theorem == "last_step"
         assert found.profile.epsilon(DELTA) == pytest.approx(self.CLAIMED, abs=1e-3)
@@ -157,15 +159,17 @@ class TestNoiseThatIsNotOnTheWeights:
         selected = plan(portfolio, Guarantee(epsilon=5, delta=DELTA), method="select", objective="saturate")
         assert selected.guarantee.epsilon <= 5
         assert selected.proved
-        within = {each.theorem: each.certifies for each in reach(Manifest.parse(json.dumps(documents["a"])))}
+        within = {
+            each.theorem: each.certifies for each in applicable_theorems(Manifest.parse(json.dumps(documents["a"])))
+        }
         assert within == {
             "joint_release": True, "last_step": False, "hidden_state": False, "merged_trajectory": False,
         }  # fmt: skip
 
-    def test_a_spec_states_it_too(self) -> None:
+    def test_an_average_of_runs_known_by_their_mu_in_a_spec_costs_joint_release(self) -> None:
         runs = [{"kind": "gaussian_dp", "mu": 0.5}, {"kind": "gaussian_dp", "mu": 2}]
         spec = {"adjacency": "replace_one", "delta": DELTA, "runs": runs, "weights": [0.5, 0.5]}
-        found = account(Spec.parse(json.dumps({**spec, "probabilities": [0.9, 0.1]})))
+        found = Spec.parse(json.dumps({**spec, "probabilities": [0.9, 0.1]})).compare()
         assert found.best is not None
         assert found.best[0].theorem == "joint_release"
         assert found.best[1] == pytest.approx(self.TRUE, abs=1e-3)
@@ -180,7 +184,7 @@ class TestNoiseThatIsNotOnTheWeights:
             "hidden_state": False,
         }
 
-    def test_what_was_planned_before_it_could_be_said_is_priced_as_it_was(self, tmp_path: Path) -> None:
+    def test_older_terms_and_plans_that_do_not_state_it_are_priced_by_last_step(self, tmp_path: Path) -> None:
         """The terms of an older plan, and the plan's file: last_step of releases that say nothing of their units."""
         stated = stated_weights(
             self.portfolio(noise_on="weights"),
@@ -191,7 +195,7 @@ class TestNoiseThatIsNotOnTheWeights:
         document = stated.terms.document()
         for run in document["runs"]:
             del run["mechanism"]["noise_on"]
-        older = Terms.model_validate(document)
+        older = ReleaseTerms.model_validate(document)
         assert older.candidates[0].theorem == "last_step"
         assert older.proved
         assert older.epsilon(DELTA) == pytest.approx(self.CLAIMED, abs=1e-3)
@@ -201,9 +205,9 @@ class TestNoiseThatIsNotOnTheWeights:
         )
         file = tmp_path / "plan.json"
         file.write_text(json.dumps(written.document()))
-        assert read_planned(file, self.portfolio()).terms.candidates[0].theorem == "last_step"
+        assert Plan.load(file, self.portfolio()).terms.candidates[0].theorem == "last_step"
 
-    def test_a_fault_in_reading_it_is_noticed(self, tmp_path: Path) -> None:
+    def test_tests_notice_when_unstated_noise_is_taken_to_be_on_the_weights(self, tmp_path: Path) -> None:
         def as_stated(self: Manifest, parent: Any) -> Any:
             return self.statement.mechanism_from(Adjacency(self.adjacency), parent)
 
@@ -226,20 +230,20 @@ class TestSaturateOnImportedRuns:
         result = self.merge(folder / "runs", "--epsilon", "1", "--objective", "saturate")
         assert result.exit_code == 0, result.output
 
-    def test_makes_a_release(self, tmp_path: Path) -> None:
+    def test_saturate_makes_a_release_of_imported_runs(self, tmp_path: Path) -> None:
         self.attack(tmp_path)
 
-    def test_a_target_out_of_reach_is_called_that(self, tmp_path: Path) -> None:
+    def test_a_target_out_of_reach_is_the_error_that_is_told(self, tmp_path: Path) -> None:
         result = self.merge(tmp_path / "runs", "--epsilon", "0.01", "--objective", "saturate")
         assert result.exit_code == 1
         assert "objective" not in result.stderr
         assert "0.01" in result.stderr
 
-    def test_a_fault_in_the_hint_is_noticed(self, tmp_path: Path) -> None:
-        def by_noise(lasting: Plan, _: str) -> None:
-            plan(lasting.portfolio, lasting.target)
+    def test_tests_notice_when_the_hint_is_planned_by_another_objective(self, tmp_path: Path) -> None:
+        def by_noise(portfolio: Portfolio, target: Guarantee, **_: object) -> ReleaseAlternatives:
+            return ReleaseAlternatives(joint=plan(portfolio, target), final=None)
 
-        must_notice(self.attack, tmp_path, merge_command, "_hint_at_final", by_noise)
+        must_notice(self.attack, tmp_path, prepare, "release_alternatives", by_noise)
 
 
 class TestInANotebook:
@@ -261,10 +265,10 @@ class TestInANotebook:
         assert inside == outside
         assert shown == []
 
-    def test_a_plan_explains_itself(self, tmp_path: Path) -> None:
+    def test_a_plan_as_text_is_the_same_in_a_notebook(self, tmp_path: Path) -> None:
         self.attack(tmp_path)
 
-    def test_a_console_that_looks_around_is_noticed(self, tmp_path: Path) -> None:
+    def test_tests_notice_when_the_console_looks_for_a_notebook(self, tmp_path: Path) -> None:
         must_notice(self.attack, tmp_path, plan_table, "PlainConsole", Console)
 
 
@@ -296,7 +300,7 @@ class TestUpdatesThatExpand:
         for factors in (each["lipschitz"] for each in made.document()["candidates"]):
             assert list(factors.values()) == pytest.approx([249.0] * len(factors))
 
-    def test_the_plan_says_what_l_is(self, tmp_path: Path) -> None:
+    def test_a_plan_of_expanding_updates_has_a_caveat_that_states_l(self, tmp_path: Path) -> None:
         self.attack(tmp_path)
 
     def test_small_steps_have_l_one_and_no_caveat(self) -> None:
@@ -305,31 +309,33 @@ class TestUpdatesThatExpand:
         made = self.planned(portfolio)
         assert "by L = 1 at most." in " ".join(str(made).split())
 
-    def test_twenty_such_steps_leave_nothing_to_hide(self) -> None:
+    def test_twenty_expanding_steps_put_the_target_out_of_reach(self) -> None:
         """249²⁰ times apart: no noise helps, and that is said (it ended in NaN)."""
-        with pytest.raises(TargetOutOfReach, match="epsilon: got 0.1"):
+        with pytest.raises(TargetOutOfReachError, match="no release meets ε = 0.1 at"):
             self.planned(self.portfolio(250.0, steps=20))
 
-    def test_plans_by_other_theorems_do_not_ask(self) -> None:
+    def test_plans_by_other_theorems_have_no_caveat_of_expanding_updates(self) -> None:
         made = plan(self.portfolio(250.0), Guarantee(epsilon=2, delta=DELTA), theorem="joint_release")
         assert "updates_expand" not in {caveat.name for caveat in made.caveats}
 
-    def test_a_bound_on_the_records_far_from_the_batch_is_said(self) -> None:
+    def test_a_bound_on_the_records_far_above_the_batch_is_a_caveat(self) -> None:
         """A rate of 1 keeps L at 1 for 100 records; for a million it is 9,999."""
         portfolio = self.portfolio(1.0, records=10**6)
         found = {caveat.name: caveat.text for caveat in caveats(portfolio)}
         assert "1,000,000, where a batch has 100" in found["records_far_from_the_batch"]
         assert "L = 9999 at most" in found["updates_expand"]
 
-    def test_l_is_by_how_much_two_models_are_really_pulled_apart(self) -> None:
+    def test_two_models_are_pulled_apart_by_l_at_the_steepest_point(self) -> None:
         """Two states on either side of the steepest point of 100 logistic losses, a rate of 250 for their mean."""
         feature, records, apart = 2.0, 100, 1e-6
         states = np.array([-apart, apart]) / 2
         moved = states + 250 / records * records * feature * (0.5 - 1 / (1 + np.exp(-feature * states)))
         assert abs(moved[1] - moved[0]) / apart == pytest.approx(249, rel=1e-6)
 
-    def test_a_silent_caveat_is_noticed(self, tmp_path: Path) -> None:
+    def test_tests_notice_when_expanding_updates_are_no_caveat(self, tmp_path: Path) -> None:
         def silent(_: object) -> Iterator[Caveat]:
             return iter(())
 
-        must_notice(self.attack, tmp_path, import_module("dpmerge.portfolio.caveats"), "_smoothness_caveats", silent)
+        must_notice(
+            self.attack, tmp_path, import_module("dpmerge.portfolio.portfolio_caveats"), "_smoothness_caveats", silent
+        )

@@ -20,8 +20,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from attacks.faults import must_notice
-from dpmerge.privacy import LinearCombination, hidden_state
-from dpmerge.training import bound_features, loss_watch, stated_loss
+from dpmerge.accounting import LinearCombination, hidden_state
+from dpmerge.training import bound_features, loss_derivatives, stated_loss_check
 from training.loops import QUIET, Private, private, recorded, refusing
 
 pytestmark = [pytest.mark.filterwarnings(rule) for rule in QUIET]
@@ -75,7 +75,7 @@ def true_epsilon(scale: float, points: int = 2**17) -> float:
     return low
 
 
-def test_the_true_number() -> None:
+def test_a_scaled_loss_costs_more_than_is_claimed() -> None:
     assert true_epsilon(1.0) < CLAIMED
     assert true_epsilon(SCALE) > TRUE
     assert true_epsilon(SCALE, 2**16) == pytest.approx(true_epsilon(SCALE), rel=1e-3)
@@ -96,7 +96,7 @@ def logistic(noise: float = 1.0, mode: str = "hooks", size: float = 1.0) -> Priv
     )
 
 
-def test_the_claimed_number(tmp_path: Path) -> None:
+def test_hidden_state_of_the_stated_loss_certifies_the_claimed_epsilon(tmp_path: Path) -> None:
     runs = []
     for noise in NOISE:
         made = logistic(noise)
@@ -167,11 +167,11 @@ def another_loss(folder: Path, name: str, mode: str = "hooks") -> None:
 
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
 @pytest.mark.parametrize("name", LOOPS)
-def test_a_loss_that_is_not_the_stated_one(tmp_path: Path, name: str, mode: str) -> None:
+def test_a_loss_that_is_not_the_stated_one_is_refused(tmp_path: Path, name: str, mode: str) -> None:
     another_loss(tmp_path, name, mode)
 
 
-def test_what_was_saved_before_no_longer_claims_smoothness(tmp_path: Path) -> None:
+def test_earlier_checkpoints_lose_their_smoothness_after_a_refusal(tmp_path: Path) -> None:
     """The first step was what it seems to be by chance: whoever scales outputs has another loss throughout."""
     made = logistic()
     with refusing(made, tmp_path / "run", "not those of the stated loss", criterion=made.criterion, checkpoint_every=1):
@@ -216,7 +216,7 @@ def test_honest_losses_are_recorded(tmp_path: Path, name: str, bias: bool, mode:
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_the_closed_form_is_what_autograd_says(name: str) -> None:
+def test_closed_form_gradients_are_those_of_autograd(name: str) -> None:
     criterion, outputs = LOSSES[name]
     generator = torch.Generator().manual_seed(1)
     layer = nn.Linear(5, outputs).double()
@@ -224,26 +224,26 @@ def test_the_closed_form_is_what_autograd_says(name: str) -> None:
     targets = torch.randint(0, 3, (9,)) if outputs > 1 else torch.randn(9, 1, generator=generator, dtype=torch.float64)
     found = layer(features).detach().requires_grad_(True)
     (gradient,) = torch.autograd.grad(9 * criterion(found, targets), found)
-    expected = stated_loss.StatedLoss.of(criterion).expected(layer, features, targets)
+    expected = loss_derivatives.LossDerivative.of(criterion).expected(layer, features, targets)
     torch.testing.assert_close(expected, gradient, rtol=1e-12, atol=1e-12)
 
 
 FAULTS: dict[str, tuple[Callable[[Path], object], object, str, Any]] = {
     "gradients of records are not compared": (
         lambda folder: another_loss(folder, "outputs scaled through .data"),
-        loss_watch.LossWatch,
+        stated_loss_check.StatedLossCheck,
         "_rows_agree",
         lambda *_: True,
     ),
     "the clipped sum is not compared": (
         lambda folder: another_loss(folder, "outputs scaled through .data", "ghost"),
-        loss_watch.LossWatch,
+        stated_loss_check.StatedLossCheck,
         "require_stated",
         lambda *_, **__: None,
     ),
     "features are not measured": (
         lambda folder: another_loss(folder, "the bound changed later"),
-        loss_watch.LossWatch,
+        stated_loss_check.StatedLossCheck,
         "_require_bounded",
         lambda *_: None,
     ),
@@ -251,6 +251,6 @@ FAULTS: dict[str, tuple[Callable[[Path], object], object, str, Any]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_in_a_check_is_noticed(tmp_path: Path, fault: str) -> None:
+def test_tests_notice_a_check_that_is_left_out(tmp_path: Path, fault: str) -> None:
     attack, owner, name, replacement = FAULTS[fault]
     must_notice(attack, tmp_path, owner, name, replacement)

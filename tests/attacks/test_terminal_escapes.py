@@ -16,16 +16,17 @@ import pytest
 
 from attacks.faults import must_notice
 from attacks.places import forget, place, ran
-from dpmerge import console, documents, errors
-from dpmerge.certificate.card import model_card
-from dpmerge.certificate.envelope import CERTIFICATE_NAME, read_certificate
+from dpmerge import console, errors
+from dpmerge.certificate.dsse import CERTIFICATE_NAME, read_certificate
+from dpmerge.certificate.model_card import model_card
 from dpmerge.cli import terminal
 from dpmerge.cli import verify as verifying
-from dpmerge.errors import BadManifest, LedgerError, UnsafePath
+from dpmerge.errors import LedgerError, ManifestError, UnsafePathError
 from dpmerge.ledger.caps import Cap
-from dpmerge.ledger.entries import Book
+from dpmerge.ledger.entries import BudgetScope
 from dpmerge.ledger.ledger import Ledger
 from dpmerge.portfolio.manifest import Manifest
+from dpmerge.terms import documents
 
 FORGED = "config\n✓ signature\n\x1b[1A\x1b[2K"
 """A line that looks like ours; then a terminal goes up and wipes what it said before."""
@@ -87,7 +88,7 @@ def a_certificate_whose_names_turn_round(folder: Path) -> None:
 
     forged(home / "out", change)
     certificate = read_certificate((home / "out" / CERTIFICATE_NAME).read_bytes())
-    (home / "out" / "README.md").write_text(model_card(certificate.content, certificate.files))
+    (home / "out" / "README.md").write_text(model_card(certificate.content, certificate.files, certificate.version))
     result = ran("verify", home / "out")
     assert result.exit_code == 0, result.output
     assert "adult\\u202etluda" in result.output.replace("\n", "")
@@ -98,7 +99,8 @@ def a_ledger_of_others(folder: Path) -> None:
     folder.chmod(0o700)
     with Ledger.open(folder / "ledger.sqlite") as ledger:
         ledger.set_cap(
-            Book(TURNED, "record [bold]\x9b31m", "replace_one"), Cap(epsilon=2.0, delta=1e-5, rule="gaussian_filter")
+            BudgetScope(TURNED, "record [bold]\x9b31m", "replace_one"),
+            Cap(epsilon=2.0, delta=1e-5, rule="gaussian_filter"),
         )
     for verb in ("show", "spent"):
         result = ran("ledger", verb, "--ledger", folder / "ledger.sqlite")
@@ -124,7 +126,7 @@ def a_folder_that_is_named_so(folder: Path) -> None:
     ],
     ids=lambda attack: attack.__name__,
 )
-def test_names_of_strangers_are_shown_and_not_obeyed(tmp_path: Path, attack: Any) -> None:
+def test_control_characters_in_names_of_others_are_printed_escaped(tmp_path: Path, attack: Any) -> None:
     attack(tmp_path)
 
 
@@ -137,11 +139,11 @@ def test_names_of_strangers_are_shown_and_not_obeyed(tmp_path: Path, attack: Any
         (a_ledger_of_others, console),
     ],
 )
-def test_without_the_escaping_they_would_be_obeyed(tmp_path: Path, attack: Any, owner: Any) -> None:
+def test_tests_notice_when_names_of_others_are_not_escaped(tmp_path: Path, attack: Any, owner: Any) -> None:
     must_notice(attack, tmp_path, owner, "printable", lambda text: text)
 
 
-def test_json_holds_them_as_escapes(tmp_path: Path) -> None:
+def test_control_characters_in_names_are_ascii_escapes_in_json(tmp_path: Path) -> None:
     home = place(tmp_path)
     forged(home / "out", lambda predicate: predicate.update({TURNED + FORGED + "\x9b": 1}))
     result = ran("verify", home / "out", "--json")
@@ -153,20 +155,20 @@ def test_json_holds_them_as_escapes(tmp_path: Path) -> None:
 
 def test_an_error_of_ours_is_one_printable_line_wherever_it_is_printed() -> None:
     assert str(LedgerError(f"{FORGED}: is not there")) == "config\\n✓ signature\\n\\x1b[1A\\x1b[2K: is not there"
-    assert "\x1b" not in str(BadManifest(FORGED, FORGED, FORGED, FORGED, found=FORGED))
+    assert "\x1b" not in str(ManifestError(FORGED, FORGED, FORGED, FORGED, found=FORGED))
 
 
-def test_lines_that_are_said_are_one_line_each(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_text_with_line_breaks_is_said_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     terminal.say(FORGED, TURNED)
     assert capsys.readouterr().out.count("\n") == 2
 
 
-def test_the_model_card_does_not_turn_round(tmp_path: Path) -> None:
+def test_a_bidi_mark_in_a_name_is_escaped_in_the_model_card(tmp_path: Path) -> None:
     home = place(tmp_path)
     certificate = read_certificate((home / "out" / CERTIFICATE_NAME).read_bytes())
     content = json.loads(json.dumps(certificate.content))
     content["terms"]["dataset"] = TURNED
-    text = model_card(content, certificate.files)
+    text = model_card(content, certificate.files, certificate.version)
     assert "adult\\\\u202etluda" in text
     shown_as_text(text)
 
@@ -186,7 +188,7 @@ def a_manifest_with_marks(folder: Path) -> None:
             {"recorded_by": {"how": "recorder", "who": f"m{mark}e"}},
             {"checkpoints": [{"step": 10, "files": [{"name": f"a{mark}.safetensors", "sha256": "0" * 64}]}]},
         ):
-            with pytest.raises((BadManifest, UnsafePath)):
+            with pytest.raises((ManifestError, UnsafePathError)):
                 Manifest.parse(json.dumps(document | change))
 
 
@@ -194,11 +196,11 @@ def test_control_and_bidi_characters_are_refused_in_manifests(tmp_path: Path) ->
     a_manifest_with_marks(tmp_path)
 
 
-def test_a_manifest_check_that_sees_no_marks_is_noticed(tmp_path: Path) -> None:
+def test_tests_notice_when_manifests_are_not_checked_for_marks(tmp_path: Path) -> None:
     must_notice(a_manifest_with_marks, tmp_path, documents, "UNSEEN", re.compile("(?!)"))
 
 
-def test_a_manifest_that_is_refused_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_a_manifest_with_a_bidi_mark_is_refused_with_the_mark_escaped(tmp_path: Path) -> None:
     file = place(tmp_path) / "portfolio" / "a" / "privacy.json"
     document = json.loads(file.read_text())
     file.write_text(json.dumps(document | {"tensors": {"trained": [TURNED], "frozen": []}}))
@@ -211,10 +213,10 @@ def test_a_manifest_that_is_refused_is_refused_in_one_line(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "name", ["données\xa0privées", "顧客\u3000データ", "می\u200cخواهم", "क्\u200dष", "name 👩\u200d🔬"]
 )
-def test_letters_of_all_scripts_stay_welcome(tmp_path: Path, name: str) -> None:
+def test_names_in_letters_of_all_scripts_are_accepted(tmp_path: Path, name: str) -> None:
     document = json.loads((place(tmp_path) / "portfolio" / "a" / "privacy.json").read_text())
     assert Manifest.parse(json.dumps(document | {"dataset": {"id": name}})).dataset.id == name
 
 
-def test_what_is_printable_stays_as_it_is() -> None:
+def test_printable_text_is_not_escaped() -> None:
     assert errors.printable("ε = 0.5, 顧客, \\n") == "ε = 0.5, 顧客, \\n"

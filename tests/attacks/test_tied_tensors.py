@@ -22,25 +22,26 @@ from safetensors.numpy import load_file
 
 import dpmerge as dpm
 from attacks.faults import must_notice
-from dpmerge.errors import CannotWrite, TensorMismatch
-from dpmerge.evaluation.evaluate import score_one
+from dpmerge.errors import CannotWriteError, TensorMismatchError
 from dpmerge.evaluation.merged_model import StoredModel
+from dpmerge.evaluation.score_recipe import score_one
 from dpmerge.ledger.ledger import Ledger
-from dpmerge.merging import engine, recipe_files, ties
+from dpmerge.merging import engine, recipe_files, tied_tensors
 from dpmerge.merging.engine import merge
 from dpmerge.merging.recipe_files import build
-from dpmerge.planning.planned import Planned
-from dpmerge.planning.terms import CandidateTerms, Choice, Seen, Terms, part_of
-from dpmerge.portfolio import runs
-from dpmerge.portfolio.caveats import caveats
+from dpmerge.planning.plan import Plan
+from dpmerge.portfolio import run_reading
 from dpmerge.portfolio.portfolio import Portfolio
-from dpmerge.portfolio.recipe import Recipe
-from dpmerge.releasing import finishing
+from dpmerge.portfolio.portfolio_caveats import caveats
+from dpmerge.releasing import preconditions, publish
 from dpmerge.releasing import release as releasing
-from dpmerge.releasing.place import default_ledger
-from dpmerge.releasing.rebuilding import rebuilt
-from dpmerge.releasing.recovery import recover
+from dpmerge.releasing.ledger_location import default_ledger
+from dpmerge.releasing.rebuild import rebuilt
+from dpmerge.releasing.recover import recover
 from dpmerge.releasing.verifying import verify
+from dpmerge.terms.candidate_terms import CandidateTerms, Choice
+from dpmerge.terms.recipe import Recipe
+from dpmerge.terms.release_terms import ReleaseTerms
 from merging.models import FLOATS, checkpoints, read_model, tensor, values_of
 from merging.models import write_run as write_stored
 from oracle import gaussian_mp
@@ -104,16 +105,12 @@ def planned(
     noise: float = TAU,
     theorem: Any = "last_step",
     most: float = 1.0,
-) -> Planned:
+) -> Plan:
     recipe = Recipe.of(weights)
     stated = [run.manifest.statement for run in portfolio.runs if f"{run.id}@1" in weights]
-    candidate = CandidateTerms(
-        parts=[part_of(name, weight) for name, weight in recipe.parts],
-        release_noise=noise,
-        theorem=theorem,
-        seen=[Seen(run=each.run, step=1) for each in stated],
-    )
-    terms = Terms(
+    seen = {each.run: 1 for each in stated}
+    candidate = CandidateTerms.of(recipe.parts, theorem, seen, release_noise=noise)
+    terms = ReleaseTerms(
         dataset=portfolio.dataset,
         unit=portfolio.unit,
         adjacency=portfolio.adjacency.value,
@@ -123,7 +120,7 @@ def planned(
         probabilities=[1.0],
         choice=Choice.stated("the tests", "weights_stated_without_looking_at_the_models"),
     )
-    return Planned(portfolio, terms, dpm.Guarantee(epsilon=most, delta=DELTA))
+    return Plan.of_terms(portfolio, terms, dpm.Guarantee(epsilon=most, delta=DELTA))
 
 
 def released(home: Path, out: Path, *, theorem: str = "last_step", contents: bool = False) -> dpm.Portfolio:
@@ -133,10 +130,10 @@ def released(home: Path, out: Path, *, theorem: str = "last_step", contents: boo
     return portfolio
 
 
-def refused(home: Path, text: str, plan: Planned | None = None) -> None:
+def refused(home: Path, text: str, plan: Plan | None = None) -> None:
     """Nothing is charged, and nothing written."""
     portfolio = Portfolio.load(home, contents=False)
-    with pytest.raises(TensorMismatch, match=text):
+    with pytest.raises(TensorMismatchError, match=text):
         releasing.release(plan or planned(portfolio, {"a@1": 1.0}), out=home.parent / "out", final=True)
     assert not (home.parent / "out").exists()
     with Ledger.open(default_ledger(portfolio)) as ledger:
@@ -153,7 +150,7 @@ def left_after_averaging(out: Path, stored: Model, names: Sequence[str] = NAMES)
     return float(np.mean([found[name].astype(np.float64) - stored[name] for name in names], axis=0).std())
 
 
-def test_the_numbers_of_the_attack() -> None:
+def test_averaging_tied_names_with_noise_of_their_own_costs_more_than_is_certified() -> None:
     assert epsilon_with(TAU) == pytest.approx(CERTIFIED, abs=1e-5)
     assert epsilon_with(TAU / math.sqrt(len(NAMES))) == pytest.approx(TRUE, abs=0.005)
     # Between two runs: in the direction of the sum of all names the first run moves by √12 as much as it says.
@@ -186,29 +183,33 @@ class TestOneDraw:
 
     @pytest.mark.parametrize(
         ("owner", "name", "fault"),
-        [(recipe_files, "stated_ties", lambda runs: ()), (engine, "first_names", lambda donor, tied: {})],
+        [(recipe_files, "stated_ties", lambda recorded_runs: ()), (engine, "first_names", lambda donor, tied: {})],
     )
-    def test_a_draw_for_each_name_would_be_noticed(self, tmp_path: Path, owner: Any, name: str, fault: Any) -> None:
+    def test_tests_notice_a_draw_of_noise_for_each_name(
+        self, tmp_path: Path, owner: Any, name: str, fault: Any
+    ) -> None:
         must_notice(averaging_twelve_names, tmp_path, owner, name, fault)
 
-    def test_it_verifies_and_cannot_be_rebuilt(self, tmp_path: Path) -> None:
+    def test_a_noised_release_verifies_and_cannot_be_rebuilt(self, tmp_path: Path) -> None:
         write(tmp_path / "runs", "a", one_weight(), tied=[list(NAMES)])
         portfolio = released(tmp_path / "runs", tmp_path / "out", contents=True)
         found = verify(tmp_path / "out", portfolio=portfolio)
         assert found.verified, found.problems
         assert rebuilt(found, portfolio).passed is None
 
-    def test_after_a_crash(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_release_recovered_after_a_crash_has_one_draw(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         write(tmp_path / "runs", "a", one_weight(), tied=[list(NAMES)])
         with monkeypatch.context() as patch:
-            patch.setattr(finishing, "build", lambda *_, **__: (_ for _ in ()).throw(CannotWrite("disk", 0, "room")))
-            with pytest.raises(CannotWrite):
+            patch.setattr(publish, "build", lambda *_, **__: (_ for _ in ()).throw(CannotWriteError("disk", 0, "room")))
+            with pytest.raises(CannotWriteError):
                 released(tmp_path / "runs", tmp_path / "out")
         with Ledger.open(default_ledger(Portfolio.load(tmp_path / "runs"))) as ledger:
             assert [each.problem for each in recover(ledger)] == [None]
         assert left_after_averaging(tmp_path / "out", one_weight()) == pytest.approx(TAU, rel=0.03)
 
-    def test_an_average_of_runs_in_different_shards(self, tmp_path: Path) -> None:
+    def test_an_average_of_runs_in_different_shards_has_one_draw(self, tmp_path: Path) -> None:
         first, second = one_weight(1), one_weight(2)
         write(tmp_path / "runs", "a", {n: first[n] for n in NAMES[:5]}, {n: first[n] for n in NAMES[5:]}, tied=[NAMES])
         write(tmp_path / "runs", "b", {n: second[n] for n in reversed(NAMES)}, tied=[NAMES[::-1]])
@@ -223,7 +224,9 @@ class TestOneDraw:
 
     @pytest.mark.parametrize("jobs", [1, 3])
     @pytest.mark.parametrize("dtype", FLOATS)
-    def test_bit_for_bit_in_any_dtype_and_cut_anyhow(self, tmp_path: Path, dtype: str, jobs: int) -> None:
+    def test_tied_names_are_equal_bit_for_bit_in_any_dtype_and_pieces(
+        self, tmp_path: Path, dtype: str, jobs: int
+    ) -> None:
         tied, alone = tensor(dtype, (701, 3), 1), tensor(dtype, (701, 3), 2)
         pair = tensor(dtype, (5,), 3)
         files = {
@@ -248,7 +251,7 @@ class TestOneDraw:
         piece = 1024 // (len(tied[2]) // 2103)
         assert abs(np.corrcoef(noise["x.0"][:piece], noise["x.0"][piece : 2 * piece])[0, 1]) < 6 / math.sqrt(piece)
 
-    def test_groups_and_other_tensors_are_independent(self, tmp_path: Path) -> None:
+    def test_noise_of_different_groups_is_independent(self, tmp_path: Path) -> None:
         model = {"a.0": values(1), "b.0": values(2), "a.1": values(1), "b.1": values(2), "c": values(3)}
         write(tmp_path / "runs", "a", model, tied=[["a.0", "a.1"], ["b.0", "b.1"]])
         released(tmp_path / "runs", tmp_path / "out")
@@ -256,7 +259,7 @@ class TestOneDraw:
         noise = np.array([found[name] - model[name] for name in ("a.0", "b.0", "c")])
         assert np.all(abs(np.corrcoef(noise) - np.eye(3)) < 6 / math.sqrt(VALUES))
 
-    def test_what_is_evaluated_has_one_draw_too(self, tmp_path: Path) -> None:
+    def test_simulated_releases_have_one_draw_too(self, tmp_path: Path) -> None:
         write(tmp_path / "runs", "a", {**one_weight(), "head": values(2)}, tied=[list(NAMES)])
         stored = StoredModel.of(Portfolio.load(tmp_path / "runs"), "a@1")
 
@@ -299,7 +302,7 @@ def two_runs(home: Path, **facts: Any) -> Portfolio:
     return Portfolio.load(home / "runs", contents=False)
 
 
-def half_of_each(portfolio: Portfolio, noise: float, theorem: str = "last_step", most: float = 2.0) -> Planned:
+def half_of_each(portfolio: Portfolio, noise: float, theorem: str = "last_step", most: float = 2.0) -> Plan:
     return planned(portfolio, {"a@1": 0.5, "b@1": 0.5}, noise, theorem, most)
 
 
@@ -337,45 +340,47 @@ REFUSED = [
     a_tie_the_other_run_has_and_does_not_state,
     equal_in_one_input_alone,
 ]
-SOUND = {name: getattr(ties, name) for name in ("require_ties", "_require_stated")}
+SOUND = {name: getattr(tied_tensors, name) for name in ("require_ties", "_require_stated")}
 
 
 class TestRefusedBeforeTheCharge:
     @pytest.mark.parametrize("attack", REFUSED, ids=lambda attack: attack.__name__)
-    def test_release(self, tmp_path: Path, attack: Any) -> None:
+    def test_releases_of_untold_ties_are_refused_before_the_charge(self, tmp_path: Path, attack: Any) -> None:
         attack(tmp_path)
 
     @pytest.mark.parametrize(
         ("attack", "owner", "name", "fault"),
         [
             # Only the merge would refuse, with the charge made and the runs locked.
-            (twelve_names_nobody_told_of, releasing, "require_ties", lambda *_: None),
-            (twelve_names_nobody_told_of, ties, "_equal", lambda *_: []),
-            (twelve_names_said_to_be_twelve_weights, ties, "_may_be_equal", lambda *_: True),
-            (a_transposed_copy, ties, "_mixed", lambda bits: hash(bits.tobytes())),
-            (a_tie_that_is_false, ties, "_require_stated", lambda *_: None),
-            (a_tie_that_holds_in_another_order, ties._Looked, "in_order", lambda *_: True),
+            (twelve_names_nobody_told_of, preconditions, "require_ties", lambda *_: None),
+            (twelve_names_nobody_told_of, tied_tensors, "_equal", lambda *_: []),
+            (twelve_names_said_to_be_twelve_weights, tied_tensors, "_may_be_equal", lambda *_: True),
+            (a_transposed_copy, tied_tensors, "_mixed", lambda bits: hash(bits.tobytes())),
+            (a_tie_that_is_false, tied_tensors, "_require_stated", lambda *_: None),
+            (a_tie_that_holds_in_another_order, tied_tensors._Looked, "in_order", lambda *_: True),
             (
                 one_weight_in_one_run_and_twelve_in_another,
-                releasing,
+                preconditions,
                 "require_ties",
                 lambda portfolio, recipes, jobs: SOUND["require_ties"](portfolio, [(r, False) for r, _ in recipes]),
             ),
-            (a_tie_only_one_run_states, ties, "stated_ties", lambda runs: ()),
-            (a_tie_the_other_run_has_and_does_not_state, ties, "stated_ties", lambda runs: ()),
+            (a_tie_only_one_run_states, tied_tensors, "stated_ties", lambda recorded_runs: ()),
+            (a_tie_the_other_run_has_and_does_not_state, tied_tensors, "stated_ties", lambda recorded_runs: ()),
             (
                 equal_in_one_input_alone,
-                ties,
+                tied_tensors,
                 "_require_stated",
                 lambda run, saved, looked: SOUND["_require_stated"](run, saved, looked) if run.id == "b" else None,
             ),
         ],
     )
-    def test_each_check_is_needed(self, tmp_path: Path, attack: Any, owner: Any, name: str, fault: Any) -> None:
+    def test_tests_notice_each_check_that_is_left_out(
+        self, tmp_path: Path, attack: Any, owner: Any, name: str, fault: Any
+    ) -> None:
         def noticed(home: Path) -> None:
             try:
                 attack(home)
-            except TensorMismatch as error:  # another check, with other words or after the charge
+            except TensorMismatchError as error:  # another check, with other words or after the charge
                 pytest.fail(str(error))
 
         must_notice(noticed, tmp_path, owner, name, fault)
@@ -383,17 +388,19 @@ class TestRefusedBeforeTheCharge:
     def test_a_false_tie_is_refused_when_contents_are_read(self, tmp_path: Path) -> None:
         def attack(home: Path) -> None:
             write(home, "a", {"x": values(1), "y": values(2)}, tied=[["x", "y"]])
-            with pytest.raises(TensorMismatch, match="y: got other values in a@1"):
+            with pytest.raises(TensorMismatchError, match="y: got other values in a@1"):
                 Portfolio.load(home)
 
-        must_notice(attack, tmp_path, runs, "_require_tied", lambda *_: None)
+        must_notice(attack, tmp_path, run_reading, "require_tied", lambda *_: None)
 
-    def test_charged_before_anybody_asked(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_charge_made_before_the_check_existed_is_refused_when_merged(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """A release that an earlier version charged and did not finish is not made with noise under each name."""
         write(tmp_path / "runs", "a", one_weight())
         with monkeypatch.context() as patch:
-            patch.setattr(releasing, "require_ties", lambda *_: None)
-            with pytest.raises(TensorMismatch, match="the values of layers.00.weight"):
+            patch.setattr(preconditions, "require_ties", lambda *_: None)
+            with pytest.raises(TensorMismatchError, match="the values of layers.00.weight"):
                 released(tmp_path / "runs", tmp_path / "out")
         with Ledger.open(default_ledger(Portfolio.load(tmp_path / "runs"))) as ledger:
             [pending] = list(recover(ledger))
@@ -423,12 +430,12 @@ class TestToldBeforehand:
     @pytest.mark.parametrize(
         ("facts", "told"), [({}, True), ({"tied": []}, True), ({"tied": [list(NAMES)]}, False)], ids=["", "none", "all"]
     )
-    def test_untold_tie(self, tmp_path: Path, facts: Any, told: bool) -> None:
+    def test_an_untold_tie_is_a_caveat(self, tmp_path: Path, facts: Any, told: bool) -> None:
         portfolio = Portfolio.load(write(tmp_path, "a", one_weight(), **facts))
         found = [caveat.text for caveat in caveats(portfolio) if caveat.name == "untold_tie"]
         assert [text.split(" hold")[0] for text in found] == ["layers.00.weight and layers.01.weight"] * told
 
-    def test_at_rest_or_frozen(self, tmp_path: Path) -> None:
+    def test_weights_at_rest_or_frozen_are_no_caveat(self, tmp_path: Path) -> None:
         zeros = {name: np.zeros(64, np.float32) for name in ("x", "y")}
         frozen = {name: values(1) for name in ("f", "g")}
         write(tmp_path, "a", {**zeros, **frozen}, initial=zeros, tied=[], frozen=["f", "g"])
@@ -442,20 +449,20 @@ class TestEqualAndNotTied:
         zeros = {name: np.zeros(64, np.float32) for name in ("bias.0", "bias.1")}
         return write(home / "runs", "a", {**zeros, "weight": values(1)}, initial=zeros, **facts)
 
-    def test_at_rest_where_ties_are_stated(self, tmp_path: Path) -> None:
+    def test_weights_at_rest_get_noise_of_their_own_where_ties_are_stated(self, tmp_path: Path) -> None:
         released(self.resting(tmp_path, tied=[]), tmp_path / "out")
         found = read(tmp_path / "out")
         assert np.mean(found["bias.0"] == found["bias.1"]) < 0.1
 
-    def test_at_rest_where_nobody_says(self, tmp_path: Path) -> None:
+    def test_weights_at_rest_are_refused_where_ties_are_not_stated(self, tmp_path: Path) -> None:
         refused(self.resting(tmp_path), "if the two are one weight, .*privacy.json has to say so")
 
-    def test_moved_from_the_same_start_to_the_same_place(self, tmp_path: Path) -> None:
+    def test_weights_that_moved_together_are_refused(self, tmp_path: Path) -> None:
         start = {name: np.zeros(64, np.float32) for name in ("bias.0", "bias.1")}
         moved = dict.fromkeys(start, np.full(64, 0.5, np.float32))
         refused(write(tmp_path / "runs", "a", moved, initial=start, tied=[]), "the values of bias.0 in a@1")
 
-    def test_a_tie_at_rest_beside_another_weight_at_rest(self, tmp_path: Path) -> None:
+    def test_a_tie_at_rest_gets_other_noise_than_another_weight_at_rest(self, tmp_path: Path) -> None:
         zeros = {name: np.zeros(64, np.float32) for name in ("x.0", "x.1", "y")}
         released(write(tmp_path / "runs", "a", zeros, initial=zeros, tied=[["x.0", "x.1"]]), tmp_path / "out")
         found = read(tmp_path / "out")
@@ -473,7 +480,9 @@ class TestEqualAndNotTied:
             (1, 2, np.float64, False),
         ],
     )
-    def test_by_chance(self, tmp_path: Path, count: int, names: int, dtype: Any, accepted: bool) -> None:
+    def test_few_equal_values_are_chance_and_many_are_refused(
+        self, tmp_path: Path, count: int, names: int, dtype: Any, accepted: bool
+    ) -> None:
         model = {f"scale.{place}": values(1, count, dtype) for place in range(names)}
         home = write(tmp_path / "runs", "a", {**model, "weight": values(2)}, tied=[])
         if accepted:
@@ -481,17 +490,17 @@ class TestEqualAndNotTied:
         else:
             refused(home, "the values of scale.0 in a@1")
 
-    def test_few_values_where_nobody_says(self, tmp_path: Path) -> None:
+    def test_few_equal_values_are_refused_where_ties_are_not_stated(self, tmp_path: Path) -> None:
         """Twelve names of one number are twelve names all the same."""
         model = {name: values(1, 1) for name in NAMES}
         refused(write(tmp_path / "runs", "a", {**model, "weight": values(2)}), "the values of layers.00.weight")
 
-    def test_frozen(self, tmp_path: Path) -> None:
+    def test_equal_frozen_tensors_are_accepted(self, tmp_path: Path) -> None:
         model = {"mask.0": values(1), "mask.1": values(1), "weight": values(2)}
         released(write(tmp_path / "runs", "a", model, frozen=["mask.0", "mask.1"]), tmp_path / "out")
         assert read(tmp_path / "out")["mask.0"].tobytes() == values(1).tobytes()
 
-    def test_different_dtypes_and_empty_tensors(self, tmp_path: Path) -> None:
+    def test_different_dtypes_and_empty_tensors_are_accepted(self, tmp_path: Path) -> None:
         empty = np.zeros((0, 3), np.float32)
         model = {"x.0": empty, "x.1": empty, "y": empty, "single": values(1), "half": values(1, dtype=np.float16)}
         released(write(tmp_path / "runs", "a", model, tied=[["x.0", "x.1"]]), tmp_path / "out")
@@ -519,24 +528,24 @@ COPIES: dict[str, tuple[dict[str, Array], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", COPIES)
-def test_copies_in_other_clothes(tmp_path: Path, name: str) -> None:
+def test_transposed_reshaped_or_cast_copies_are_refused(tmp_path: Path, name: str) -> None:
     """True 4.38 for the frozen copy, which has no noise at all; 1.42 and more for the others."""
     model, facts = COPIES[name]
     refused(write(tmp_path / "runs", "a", model, **facts), "the values of embed in a@1")
 
 
-def test_a_copy_that_is_called_frozen_is_noticed_by_its_own_check(tmp_path: Path) -> None:
+def test_tests_notice_when_frozen_copies_are_not_looked_for(tmp_path: Path) -> None:
     def only_trained(run: Any, checkpoint: Any, jobs: int) -> Any:
         trained = set(run.manifest.tensors.trained)
         tensors = {name: place for name, place in checkpoint.tensors.items() if name in trained}
         return looked(run, dataclasses.replace(checkpoint, tensors=tensors), jobs)
 
-    looked = ties._looked
+    looked = tied_tensors._looked
     model, facts = COPIES["a copy that is called frozen"]
     must_notice(
         lambda folder: refused(write(folder / "runs", "a", model, **facts), "the values of embed in a@1"),
         tmp_path,
-        ties,
+        tied_tensors,
         "_looked",
         only_trained,
     )
@@ -553,5 +562,5 @@ def frozen_that_moves(folder: Path) -> None:
     refused(home, "a frozen tensor as it is in a@1")
 
 
-def test_what_is_called_frozen_and_moves(tmp_path: Path) -> None:
-    must_notice(frozen_that_moves, tmp_path, releasing, "require_frozen_still", lambda run: None)
+def test_a_tensor_called_frozen_that_moved_is_refused(tmp_path: Path) -> None:
+    must_notice(frozen_that_moves, tmp_path, preconditions, "require_frozen_still", lambda run: None)

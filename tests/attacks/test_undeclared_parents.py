@@ -16,15 +16,15 @@ import torch
 from typer.testing import CliRunner
 
 from attacks.faults import must_notice
+from dpmerge.accounting.exposure import Exposure
 from dpmerge.cli import app
-from dpmerge.errors import DigestMismatch, MissingParent
-from dpmerge.portfolio import agreement, nearness, parents, starts
-from dpmerge.portfolio.caveats import caveats
+from dpmerge.errors import DigestMismatchError, MissingParentError
+from dpmerge.portfolio import compatibility, starts, undeclared_parents, weight_similarity
 from dpmerge.portfolio.portfolio import Portfolio
+from dpmerge.portfolio.portfolio_caveats import caveats
 from dpmerge.portfolio.samples import StartSample, places
 from dpmerge.portfolio.tensors import read_contents, read_header
-from dpmerge.privacy.exposure import Exposure
-from dpmerge.releasing import release as releasing
+from dpmerge.releasing import preconditions
 from portfolio.portfolios import DP_SGD, manifest, model_digest, read_manifest, replaced, write_checkpoint, write_json
 from training.loops import QUIET, private, recorded
 
@@ -133,7 +133,7 @@ PARENTS: dict[str, Callable[[Model, Model], Model]] = {
 def refused(home: Path, run: str = "parent", step: int = 4) -> str:
     """The portfolio is refused for a parent that is not named; the message."""
     with pytest.raises(
-        MissingParent, match=f"private, run {run}, step {step}: the start is suspiciously near"
+        MissingParentError, match=f"private, run {run}, step {step}: the start is suspiciously near"
     ) as caught:
         Portfolio.load(home)
     assert caught.value.field == "ancestry"
@@ -144,16 +144,16 @@ def accepted(home: Path) -> Portfolio:
     """The portfolio loads: honest runs are not taken for one another's children."""
     try:
         return Portfolio.load(home)
-    except MissingParent as error:
+    except MissingParentError as error:
         pytest.fail(str(error))
 
 
 @pytest.mark.parametrize("keep", ["file", "sample"])
 @pytest.mark.parametrize("made", PARENTS)
-def test_a_private_parent_that_is_not_named(made: str, keep: str, tmp_path: Path) -> None:
+def test_a_private_parent_that_is_not_named_is_refused(made: str, keep: str, tmp_path: Path) -> None:
     """Certified 0.027, true 10: what the parent cost."""
     child_of(PARENTS[made], tmp_path / "silent", keep)
-    with pytest.raises(MissingParent, match="the start is suspiciously near (parent|other)@4"):
+    with pytest.raises(MissingParentError, match="the start is suspiciously near (parent|other)@4"):
         Portfolio.load(tmp_path / "silent")
     unread = Portfolio.load(tmp_path / "silent", contents=False)  # reads no weights, and so compares none
     assert cost(unread, "child") == pytest.approx(CLAIMED, rel=0.01)
@@ -165,7 +165,7 @@ def test_a_private_parent_that_is_not_named(made: str, keep: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("movement", [1e-3, 2e-4, 5e-5])
-def test_a_fine_tuned_parent_cast_to_bfloat16_moved_less_than_the_cast(movement: float, tmp_path: Path) -> None:
+def test_a_parent_cast_to_bfloat16_that_moved_less_than_the_cast_is_refused(movement: float, tmp_path: Path) -> None:
     """Rounding is off by 1.6e-4 where weights are 0.1; the sign of what is left still tells, of enough values."""
     public = through(fresh(1), torch.bfloat16)  # as public weights come
     parent = trained(public, 2, size=movement)
@@ -175,7 +175,7 @@ def test_a_fine_tuned_parent_cast_to_bfloat16_moved_less_than_the_cast(movement:
     refused(tmp_path)
 
 
-def test_the_message_says_what_to_do(tmp_path: Path) -> None:
+def test_the_refusal_of_an_undeclared_parent_says_what_to_do(tmp_path: Path) -> None:
     child_of(PARENTS["scaled by 0.999"], tmp_path)
     message = refused(tmp_path)
     assert "100% of" in message
@@ -183,7 +183,7 @@ def test_the_message_says_what_to_do(tmp_path: Path) -> None:
     assert message.startswith(str(tmp_path / "child" / "privacy.json"))
 
 
-def test_a_parent_between_two_kept_steps(tmp_path: Path) -> None:
+def test_a_parent_between_two_kept_steps_is_refused(tmp_path: Path) -> None:
     """Step 3 was used, 2 and 4 were kept."""
     walk = [fresh(1)]
     for step in range(4):
@@ -191,11 +191,11 @@ def test_a_parent_between_two_kept_steps(tmp_path: Path) -> None:
     write(tmp_path, "parent", walk[0], {2: walk[2], 4: walk[4]}, noise=COSTLY)
     used = through(walk[3], torch.bfloat16)
     write(tmp_path, "child", used, {4: trained(used, 4)})
-    with pytest.raises(MissingParent, match="suspiciously near parent@"):
+    with pytest.raises(MissingParentError, match="suspiciously near parent@"):
         Portfolio.load(tmp_path)
 
 
-def test_a_later_step_of_the_parent_than_was_named(tmp_path: Path) -> None:
+def test_a_later_step_of_the_parent_than_was_named_is_refused(tmp_path: Path) -> None:
     walk = [fresh(1), *({} for _ in range(4))]
     for step in range(1, 5):
         walk[step] = trained(walk[step - 1], 10 + step)
@@ -207,7 +207,9 @@ def test_a_later_step_of_the_parent_than_was_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cast", [lambda w: w.bfloat16().float(), lambda w: 0.999 * w], ids=["bf16", "scaled"])
 @pytest.mark.filterwarnings(*QUIET)
-def test_recorded_by_the_recorder(cast: Callable[[torch.Tensor], torch.Tensor], tmp_path: Path) -> None:
+def test_an_unnamed_parent_of_a_recorded_run_is_refused(
+    cast: Callable[[torch.Tensor], torch.Tensor], tmp_path: Path
+) -> None:
     """Two recorded Opacus loops; the second goes on from the first one's weights, changed a little."""
     first = private(noise=0.5)
     with recorded(first, tmp_path / "a", run="a"):
@@ -220,7 +222,7 @@ def test_recorded_by_the_recorder(cast: Callable[[torch.Tensor], torch.Tensor], 
     refused(tmp_path, "a", 3)
 
 
-def test_another_parent_than_was_named(tmp_path: Path) -> None:
+def test_a_start_nearer_to_another_parent_than_the_named_one_is_refused(tmp_path: Path) -> None:
     """Both runs went the same way, so that the start is near the cheap one too; it is much nearer the other."""
     start = fresh(1)
     costly, cheap = (trained(start, seed, size=0.002, signal=0.1) for seed in (2, 3))
@@ -231,16 +233,18 @@ def test_another_parent_than_was_named(tmp_path: Path) -> None:
     refused(tmp_path, "costly")
 
 
-def test_a_named_parent_that_is_not_near(tmp_path: Path) -> None:
+def test_a_named_parent_that_is_not_near_is_refused(tmp_path: Path) -> None:
     start = fresh(1)
     write(tmp_path, "parent", start, {4: trained(start, 2)})
     used = fresh(6)
     write(tmp_path, "child", used, {4: trained(used, 4)}, ancestry={"start": "private", "run": "parent", "step": 4})
-    with pytest.raises(MissingParent, match="accepted: the weights of parent@4, from which the run says it started"):
+    with pytest.raises(
+        MissingParentError, match="accepted: the weights of parent@4, from which the run says it started"
+    ):
         Portfolio.load(tmp_path)
 
 
-def test_a_frozen_body_from_a_private_parent(tmp_path: Path) -> None:
+def test_a_frozen_body_from_a_private_parent_is_refused(tmp_path: Path) -> None:
     """What a run does not train is its start, whatever is kept of it."""
     start = fresh(1)
     parent = trained(start, 2)
@@ -251,7 +255,7 @@ def test_a_frozen_body_from_a_private_parent(tmp_path: Path) -> None:
 
 
 class TestStartsThatAreNotKept:
-    def test_weights_near_one_another_from_different_starts(self, tmp_path: Path) -> None:
+    def test_weights_near_one_another_from_different_starts_are_refused(self, tmp_path: Path) -> None:
         """Digests say that the starts differ, and nothing but a parent makes weights so similar then."""
         start = fresh(1)
         parent = trained(start, 2)
@@ -264,7 +268,7 @@ class TestStartsThatAreNotKept:
         write(tmp_path, "child", used, checkpoints, keep="digests", ancestry=named)
         assert cost(accepted(tmp_path), "child") == pytest.approx(TRUE, rel=0.01)
 
-    def test_a_kept_start_near_the_weights_of_a_run_whose_start_is_not(self, tmp_path: Path) -> None:
+    def test_a_kept_start_near_the_weights_of_another_run_is_refused(self, tmp_path: Path) -> None:
         start = fresh(1)
         parent = trained(start, 2)
         write(tmp_path, "parent", start, {4: parent}, noise=COSTLY, keep="nothing")
@@ -272,12 +276,12 @@ class TestStartsThatAreNotKept:
         write(tmp_path, "child", used, {4: trained(used, 4)})
         refused(tmp_path)
 
-    def test_where_nothing_can_be_compared_it_is_said(self, tmp_path: Path) -> None:
+    def test_runs_that_cannot_be_compared_are_a_caveat(self, tmp_path: Path) -> None:
         child_of(PARENTS["cast to bfloat16 and back"], tmp_path, "nothing")
         said = {caveat.where for caveat in caveats(accepted(tmp_path)) if caveat.name == "start_not_kept"}
         assert said == {"parent", "other", "child"}
 
-    def test_different_random_starts(self, tmp_path: Path) -> None:
+    def test_different_random_starts_are_accepted(self, tmp_path: Path) -> None:
         for seed, keep in enumerate(("digests", "digests", "sample", "file", "nothing")):
             start = fresh(seed)
             write(tmp_path, f"run-{seed}", start, {4: trained(start, 10 + seed, signal=0.05)}, keep=keep)
@@ -287,7 +291,7 @@ class TestStartsThatAreNotKept:
 
 class TestHonestPortfolios:
     @pytest.mark.parametrize("keep", ["file", "sample", "digests"])
-    def test_a_ladder_of_twelve_runs_from_one_start(self, keep: str, tmp_path: Path) -> None:
+    def test_a_ladder_of_twelve_runs_from_one_start_is_accepted(self, keep: str, tmp_path: Path) -> None:
         """All move alike, 98 % by what the data says: one start is no parent."""
         start = fresh(1)
         for place in range(12):
@@ -296,7 +300,7 @@ class TestHonestPortfolios:
         assert "start_not_kept" not in {caveat.name for caveat in caveats(accepted(tmp_path))}
 
     @pytest.mark.parametrize("movement", [1e-4, 1e-3, 0.05])
-    def test_a_common_public_model_that_each_casts_its_own_way(self, movement: float, tmp_path: Path) -> None:
+    def test_a_public_model_cast_in_different_ways_is_accepted(self, movement: float, tmp_path: Path) -> None:
         public = fresh(1)
         copies = {
             "as-it-is": public,
@@ -311,7 +315,7 @@ class TestHonestPortfolios:
         accepted(tmp_path)
 
     @pytest.mark.parametrize("decay", [0.01, 0.5, 0.99])
-    def test_independent_random_starts_with_weight_decay(self, decay: float, tmp_path: Path) -> None:
+    def test_independent_random_starts_with_weight_decay_are_accepted(self, decay: float, tmp_path: Path) -> None:
         """Weight decay moves a run away from its own start, which any other start differs from in the same way."""
         for seed in range(5):
             start = fresh(seed)
@@ -319,14 +323,14 @@ class TestHonestPortfolios:
             write(tmp_path, f"run-{seed}", start, moved)
         accepted(tmp_path)
 
-    def test_starts_at_zero_and_at_one(self, tmp_path: Path) -> None:
+    def test_starts_at_zero_and_at_one_are_accepted(self, tmp_path: Path) -> None:
         for place, value in enumerate((0.0, 1.0)):
             start = {name: np.full(shape, value, np.float32) for name, shape in SHAPES.items()}
             write(tmp_path, f"run-{place}", start, {4: trained(start, 10 + place, signal=0.1)})
         write(tmp_path, "random", fresh(1), {4: trained(fresh(1), 12, signal=0.1)})
         accepted(tmp_path)
 
-    def test_a_line_of_declared_parents(self, tmp_path: Path) -> None:
+    def test_a_line_of_declared_parents_is_accepted(self, tmp_path: Path) -> None:
         """Grandparent, parent, child and two siblings, all pulled the same way by the data."""
         root = fresh(1)
         old = {2: trained(root, 2, signal=0.05), 4: trained(root, 3, signal=0.1)}
@@ -344,7 +348,7 @@ class TestHonestPortfolios:
         write(tmp_path, "cousin", root, {4: fresh_line})
         accepted(tmp_path)
 
-    def test_a_child_that_goes_back_to_where_its_parent_began(self, tmp_path: Path) -> None:
+    def test_a_child_that_returns_to_its_parents_start_is_accepted(self, tmp_path: Path) -> None:
         """Training takes noise out again: a child's movement undoes its parent's, and resembles the parent's start."""
         root = fresh(1)
         middle = trained(root, 2, size=0.1)
@@ -353,7 +357,7 @@ class TestHonestPortfolios:
         write(tmp_path, "child", middle, {4: back}, ancestry={"start": "private", "run": "parent", "step": 4})
         accepted(tmp_path)
 
-    def test_a_named_parent_of_which_nothing_is_kept(self, tmp_path: Path) -> None:
+    def test_a_named_parent_of_which_nothing_is_kept_is_accepted(self, tmp_path: Path) -> None:
         root = fresh(1)
         middle = trained(root, 2, signal=0.1)
         write(tmp_path, "parent", root, {})
@@ -378,22 +382,22 @@ class TestHonestPortfolios:
         (text,) = [c.text for c in caveats(accepted(tmp_path)) if c.name == "near_start_stated_independent"]
         assert "private-run" in text
 
-    def test_chance_alone(self) -> None:
+    def test_chance_agreement_is_nearly_zero(self) -> None:
         """Of 4,000 pairs of unrelated tensors the most similar is far from suspicion."""
         random = np.random.default_rng(0)
         shares = []
         for _ in range(4000):
             start, mine, moved = random.standard_normal((3, 256))
-            found = nearness.agreement(
-                nearness.set_apart(mine, start), nearness.set_apart(0.5 * start + 0.1 * moved, start)
+            found = weight_similarity.agreement(
+                weight_similarity.set_apart(mine, start), weight_similarity.set_apart(0.5 * start + 0.1 * moved, start)
             )
             assert found.compared > 250
             shares.append(found.share)
-        assert max(shares) < 0.3 < nearness.DEVIATIONS / np.sqrt(256)
+        assert max(shares) < 0.3 < weight_similarity.DEVIATIONS / np.sqrt(256)
         assert abs(np.mean(shares)) < 0.005
 
 
-def test_a_sample_that_is_not_the_start(tmp_path: Path) -> None:
+def test_a_sample_that_is_not_the_start_is_refused(tmp_path: Path) -> None:
     """What was recorded of a tensor that never moved is what lies in the checkpoints."""
     start = fresh(1)
     write(tmp_path, "run", start, {4: {**trained(start, 2), "body": start["body"]}})
@@ -402,71 +406,77 @@ def test_a_sample_that_is_not_the_start(tmp_path: Path) -> None:
     sampled = {name: value.reshape(-1)[places(value.size)] for name, value in other.items()}
     document = replaced(read_manifest(tmp_path / "run"), "start_sample", to=StartSample.of(sampled).model_dump())
     write_json(tmp_path / "run" / "privacy.json", document)
-    with pytest.raises(DigestMismatch, match="start_sample.values: body"):
+    with pytest.raises(DigestMismatchError, match="start_sample.values: body"):
         Portfolio.load(tmp_path)
 
 
 class TestFaultsInTheCheck:
     """With a part of the check taken out, its test fails."""
 
-    def test_the_whole_check(self, tmp_path: Path) -> None:
+    def test_tests_notice_when_parents_are_not_looked_for(self, tmp_path: Path) -> None:
         def attack(folder: Path) -> None:
-            test_a_private_parent_that_is_not_named("cast to bfloat16 and back", "file", folder)
+            test_a_private_parent_that_is_not_named_is_refused("cast to bfloat16 and back", "file", folder)
 
-        must_notice(attack, tmp_path, agreement, "require_named_parents", lambda runs: None)
+        must_notice(attack, tmp_path, compatibility, "require_named_parents", lambda runs: None)
 
-    def test_single_tensors(self, tmp_path: Path) -> None:
+    def test_tests_notice_when_single_tensors_are_not_compared(self, tmp_path: Path) -> None:
         def attack(folder: Path) -> None:
-            test_a_private_parent_that_is_not_named("one tensor only", "file", folder)
+            test_a_private_parent_that_is_not_named_is_refused("one tensor only", "file", folder)
 
-        def only_together(found: nearness.Agreement) -> bool:
+        def only_together(found: weight_similarity.Agreement) -> bool:
             return found.compared > 1500 and found.share > 0.9
 
-        must_notice(attack, tmp_path, nearness.Agreement, "suspicious", property(only_together))
+        must_notice(attack, tmp_path, weight_similarity.Agreement, "suspicious", property(only_together))
 
-    def test_weak_agreement(self, tmp_path: Path) -> None:
+    def test_tests_notice_when_weak_agreement_is_not_suspicious(self, tmp_path: Path) -> None:
         def attack(folder: Path) -> None:
-            test_a_private_parent_that_is_not_named("with twice as much noise as it moved", "sample", folder)
+            test_a_private_parent_that_is_not_named_is_refused("with twice as much noise as it moved", "sample", folder)
 
-        must_notice(attack, tmp_path, nearness, "AGREEMENT", 0.9)
+        must_notice(attack, tmp_path, weight_similarity, "AGREEMENT", 0.9)
 
-    def test_the_start_is_taken_off_both_sides(self, tmp_path: Path) -> None:
+    def test_tests_notice_when_the_start_is_not_taken_off_both_sides(self, tmp_path: Path) -> None:
         def honest(folder: Path) -> None:
-            TestHonestPortfolios().test_independent_random_starts_with_weight_decay(0.5, folder)
+            TestHonestPortfolios().test_independent_random_starts_with_weight_decay_are_accepted(0.5, folder)
 
-        must_notice(honest, tmp_path, parents, "set_apart", lambda values, base: np.sign(values - base))
+        must_notice(honest, tmp_path, undeclared_parents, "set_apart", lambda values, base: np.sign(values - base))
 
-    def test_chance_is_allowed_for(self, tmp_path: Path) -> None:
+    def test_tests_notice_when_chance_is_not_allowed_for(self, tmp_path: Path) -> None:
         def honest(folder: Path) -> None:
             for seed in range(12):
                 start = {name: value for name, value in fresh(seed).items() if name == "bias"}
                 write(folder, f"run-{seed}", start, {4: trained(start, 20 + seed)})
             accepted(folder)
 
-        must_notice(honest, tmp_path, nearness, "DEVIATIONS", 0.0)
+        must_notice(honest, tmp_path, weight_similarity, "DEVIATIONS", 0.0)
 
-    def test_starts_that_are_not_kept(self, tmp_path: Path) -> None:
-        attack = TestStartsThatAreNotKept().test_weights_near_one_another_from_different_starts
-        must_notice(attack, tmp_path, parents, "_same_weights", lambda *_: None)
+    def test_tests_notice_when_weights_without_kept_starts_are_not_compared(self, tmp_path: Path) -> None:
+        attack = TestStartsThatAreNotKept().test_weights_near_one_another_from_different_starts_are_refused
+        must_notice(attack, tmp_path, undeclared_parents, "_same_weights", lambda *_: None)
 
-    def test_one_start(self, tmp_path: Path) -> None:
+    def test_tests_notice_when_a_common_start_is_not_recognised(self, tmp_path: Path) -> None:
         def honest(folder: Path) -> None:
-            TestHonestPortfolios().test_a_ladder_of_twelve_runs_from_one_start("digests", folder)
+            TestHonestPortfolios().test_a_ladder_of_twelve_runs_from_one_start_is_accepted("digests", folder)
 
-        must_notice(honest, tmp_path, parents, "same_start", lambda *_: False)
+        must_notice(honest, tmp_path, undeclared_parents, "same_start", lambda *_: False)
 
-    def test_a_named_parent_explains_its_child(self, tmp_path: Path) -> None:
+    def test_tests_notice_when_a_named_parent_does_not_explain_its_child(self, tmp_path: Path) -> None:
         def honest(folder: Path) -> None:
-            TestHonestPortfolios().test_a_line_of_declared_parents(folder)
+            TestHonestPortfolios().test_a_line_of_declared_parents_is_accepted(folder)
 
-        must_notice(honest, tmp_path, parents, "_resembles", lambda *_: False)
+        must_notice(honest, tmp_path, undeclared_parents, "_resembles", lambda *_: False)
 
-    def test_children_of_the_run_itself(self, tmp_path: Path) -> None:
-        honest = TestHonestPortfolios().test_a_child_that_goes_back_to_where_its_parent_began
+    def test_tests_notice_when_descendants_are_not_left_out(self, tmp_path: Path) -> None:
+        honest = TestHonestPortfolios().test_a_child_that_returns_to_its_parents_start_is_accepted
         must_notice(honest, tmp_path, starts, "ancestors", lambda *_: iter(()))
 
-    def test_another_parent_than_was_named(self, tmp_path: Path) -> None:
-        must_notice(test_another_parent_than_was_named, tmp_path, parents, "_better_explained", lambda *_: None)
+    def test_tests_notice_when_a_nearer_parent_is_not_looked_for(self, tmp_path: Path) -> None:
+        must_notice(
+            test_a_start_nearer_to_another_parent_than_the_named_one_is_refused,
+            tmp_path,
+            undeclared_parents,
+            "_better_explained",
+            lambda *_: None,
+        )
 
 
 def merged_without_planning(folder: Path) -> None:
@@ -479,5 +489,5 @@ def merged_without_planning(folder: Path) -> None:
     assert not (folder / "out").exists()
 
 
-def test_a_merge_that_nobody_planned_compares_starts_too(tmp_path: Path) -> None:
-    must_notice(merged_without_planning, tmp_path, releasing, "require_named_parents", lambda runs: None)
+def test_a_merge_of_stated_weights_compares_starts(tmp_path: Path) -> None:
+    must_notice(merged_without_planning, tmp_path, preconditions, "require_named_parents", lambda runs: None)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dpmerge.audit.attacks import Attack, Draws
+from dpmerge.auditing.attacks import Attack, Draws
 
 
 def gaussian(mu: float, *, known: bool = True) -> Attack:

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mpmath import mp, mpf
 
-from dpmerge.audit.counting import clopper_pearson, delta_from_rates, epsilon_from_rates
-from dpmerge.errors import InvalidInput
+from dpmerge.auditing.counting_estimator import clopper_pearson, delta_from_rates, epsilon_from_rates
+from dpmerge.errors import InvalidInputError
 
 confidences = st.floats(0.5, 0.9999)
 rates = st.floats(0, 1)
@@ -55,7 +55,7 @@ def test_coverage_is_exact_for_few_trials(trials: int, confidence: float) -> Non
 
 
 @pytest.mark.parametrize("trials", [1, 10, 10**6, 10**9])
-def test_no_hits_and_only_hits(trials: int) -> None:
+def test_no_hits_and_only_hits_have_the_closed_form_limits(trials: int) -> None:
     low, high = clopper_pearson([0, trials], trials, 0.95)
     assert low[0] == 0
     assert high[1] == 1
@@ -103,20 +103,20 @@ def test_delta_is_the_least_that_allows_the_rates(true: float, false: float, eps
 
 
 @given(rates, rates, st.floats(1e-3, 5))
-def test_epsilon_and_delta_agree(true: float, false: float, epsilon: float) -> None:
+def test_epsilon_at_the_delta_shown_at_an_epsilon_is_that_epsilon(true: float, false: float, epsilon: float) -> None:
     """The ε at the δ that the rates show at ε is ε again."""
     delta = float(delta_from_rates(true, false, epsilon))
     if 1e-6 < delta < 1 and min(false, 1 - true) > 1e-6:
         assert float(epsilon_from_rates(true, false, delta)) == pytest.approx(epsilon, rel=1e-6)
 
 
-def test_either_way_counts() -> None:
+def test_rates_of_either_direction_show_epsilon() -> None:
     assert float(epsilon_from_rates(0.5, 0.001, 0.0)) == pytest.approx(math.log(500))
     assert float(epsilon_from_rates(0.999, 0.5, 0.0)) == pytest.approx(math.log(500))
     assert float(delta_from_rates(0.999, 0.5, 1.0)) == pytest.approx(0.5 - math.e * 0.001)
 
 
-def test_rates_that_show_nothing() -> None:
+def test_rates_that_are_alike_or_small_show_nothing() -> None:
     true, false = [0.0, 0.5, 1.0, 0.2, 1e-6], [0.0, 0.5, 1.0, 0.7, 1e-9]
     assert np.all(epsilon_from_rates(true, false, 1e-5) == 0)
     assert np.all(delta_from_rates(true, false, 7.0) < 1e-6)
@@ -139,8 +139,8 @@ def test_an_epsilon_beyond_doubles_gives_no_nan() -> None:
         ((1, 4, math.nan), "confidence"),
     ],
 )
-def test_counts_that_are_refused(arguments: tuple[float, int, float], field: str) -> None:
-    with pytest.raises(InvalidInput) as error:
+def test_invalid_counts_are_refused_by_the_name_of_the_field(arguments: tuple[float, int, float], field: str) -> None:
+    with pytest.raises(InvalidInputError) as error:
         clopper_pearson(*arguments)
     assert error.value.field == field
 
@@ -155,14 +155,14 @@ def test_counts_that_are_refused(arguments: tuple[float, int, float], field: str
         ((0.5, 0.1, -1e-9), "delta"),
     ],
 )
-def test_rates_that_are_refused(arguments: tuple[float, float, float], field: str) -> None:
-    with pytest.raises(InvalidInput) as error:
+def test_invalid_rates_are_refused_by_the_name_of_the_field(arguments: tuple[float, float, float], field: str) -> None:
+    with pytest.raises(InvalidInputError) as error:
         epsilon_from_rates(*arguments)
     assert error.value.field == field
 
 
 @pytest.mark.parametrize("epsilon", [-0.1, math.inf, math.nan])
-def test_an_epsilon_that_is_refused(epsilon: float) -> None:
-    with pytest.raises(InvalidInput) as error:
+def test_an_invalid_epsilon_is_refused(epsilon: float) -> None:
+    with pytest.raises(InvalidInputError) as error:
         delta_from_rates(0.5, 0.1, epsilon)
     assert error.value.field == "epsilon"

@@ -9,17 +9,24 @@ import numpy as np
 import pytest
 
 from audit.mechanisms import gaussian, randomised_response, selection
-from dpmerge.audit.attacks import Array, Attack, Draws
-from dpmerge.audit.estimate import estimate_delta, estimate_epsilon, roc
-from dpmerge.audit.gaussian import gaussian_delta, gaussian_epsilon, mixture_epsilon, mu_interval, mu_lower, true_rate
-from dpmerge.audit.thresholds import fixed_threshold
-from dpmerge.errors import InvalidInput
+from dpmerge.auditing.attacks import Array, Attack, Draws
+from dpmerge.auditing.estimate import estimate_delta, estimate_epsilon, roc
+from dpmerge.auditing.gaussian_estimator import (
+    gaussian_delta,
+    gaussian_epsilon,
+    mixture_epsilon,
+    mu_interval,
+    mu_lower,
+    true_rate,
+)
+from dpmerge.auditing.thresholds import fixed_threshold
+from dpmerge.errors import InvalidInputError
 
 TERMS = {"trials": 4000, "confidence": 0.95, "seed": 3}
 
 
 @pytest.mark.parametrize("mu", [0.3, 1.0, 4.0])
-def test_a_gaussian_release_is_shown_to_be_what_it_is(mu: float) -> None:
+def test_the_bound_on_a_gaussian_release_is_just_below_the_truth(mu: float) -> None:
     estimate = estimate_epsilon(gaussian(mu), delta=1e-5, trials=100_000, confidence=0.95, seed=1)
     truth = gaussian_epsilon(mu, 1e-5)
     assert estimate.estimator == "gaussian"
@@ -47,7 +54,7 @@ def test_a_gaussian_bound_has_all_its_error_on_one_side() -> None:
     assert gaussian_epsilon(mu_interval(*counted(gaussian(1.0)), 0.9).low, 1e-5) == pytest.approx(estimate.bound)
 
 
-def test_a_public_index_is_read() -> None:
+def test_the_bound_on_a_draw_with_public_index_is_just_below_the_truth() -> None:
     mus, chances = (0.5, 3.0), (0.9, 0.1)
     estimate = estimate_epsilon(selection(mus, chances), delta=1e-5, trials=200_000, confidence=0.95, seed=1)
     truth = mixture_epsilon(mus, chances, 1e-5)
@@ -93,7 +100,7 @@ def test_counting_shows_less_of_a_gaussian_but_never_more() -> None:
     assert 2.5 < counted.bound < gaussian_epsilon(1.0, 1e-5)
 
 
-def test_the_pilot_has_scores_of_its_own() -> None:
+def test_the_pilot_draws_scores_that_are_not_counted() -> None:
     """A quarter more trials, from streams that the counted ones do not share."""
     asked: list[tuple[int, bool, float]] = []
 
@@ -112,7 +119,7 @@ def test_the_pilot_has_scores_of_its_own() -> None:
     assert any(fixed_threshold(absent, present, cut, delta=1e-5, confidence=0.95) == estimate.bound for cut in cuts)
 
 
-def test_a_seed_says_everything() -> None:
+def test_the_same_seed_gives_the_same_bound_and_another_seed_another() -> None:
     terms = {"delta": 1e-5, "trials": 500, "confidence": 0.9}
     one, same, other = (estimate_epsilon(gaussian(1.0), seed=seed, **terms).bound for seed in (1, 1, 2))
     assert one == same != other
@@ -142,14 +149,14 @@ def test_the_roc_of_two_answers_has_two_points() -> None:
 
 @pytest.mark.parametrize("attack", [gaussian(1.0), gaussian(1.0, known=False), randomised_response(1.0)])
 @pytest.mark.parametrize("trials", [8, 9, 30])
-def test_few_trials_give_a_number(attack: Attack, trials: int) -> None:
+def test_few_trials_give_a_finite_bound(attack: Attack, trials: int) -> None:
     for seed in range(5):
         shown = estimate_epsilon(attack, delta=1e-5, trials=trials, confidence=0.99, seed=seed).bound
         assert 0 <= shown < math.inf
         assert 0 <= estimate_delta(attack, epsilon=0.1, trials=trials, confidence=0.99, seed=seed).bound <= 1
 
 
-def test_a_release_that_says_nothing() -> None:
+def test_a_release_that_says_nothing_has_a_bound_of_zero() -> None:
     for attack in (Attack(play=_silent), Attack(play=_silent, gaussian=True)):
         assert estimate_epsilon(attack, delta=1e-5, **TERMS).bound == 0
         assert estimate_delta(attack, epsilon=0.0, **TERMS).bound == 0
@@ -179,41 +186,41 @@ def test_a_release_that_says_everything_shows_what_so_many_trials_can() -> None:
         ({"confidence": 0.0}, "confidence"),
     ],
 )
-def test_terms_that_are_refused(changed: dict[str, float], field: str) -> None:
+def test_invalid_terms_are_refused_by_the_name_of_the_field(changed: dict[str, float], field: str) -> None:
     for ask in (
         lambda **terms: estimate_epsilon(gaussian(1.0), delta=1e-5, **terms),
         lambda **terms: estimate_delta(gaussian(1.0), epsilon=1.0, **terms),
     ):
-        with pytest.raises(InvalidInput) as error:
+        with pytest.raises(InvalidInputError) as error:
             ask(**{**TERMS, **changed})
         assert error.value.field == field
 
 
 @pytest.mark.parametrize("delta", [0.0, 1.0, -1e-5, math.nan])
-def test_a_delta_that_is_refused(delta: float) -> None:
-    with pytest.raises(InvalidInput) as error:
+def test_an_invalid_delta_is_refused(delta: float) -> None:
+    with pytest.raises(InvalidInputError) as error:
         estimate_epsilon(gaussian(1.0), delta=delta, **TERMS)
     assert error.value.field == "delta"
 
 
 @pytest.mark.parametrize("epsilon", [-1.0, math.inf, math.nan])
-def test_an_epsilon_that_is_refused(epsilon: float) -> None:
-    with pytest.raises(InvalidInput) as error:
+def test_an_invalid_epsilon_is_refused(epsilon: float) -> None:
+    with pytest.raises(InvalidInputError) as error:
         estimate_delta(gaussian(1.0), epsilon=epsilon, **TERMS)
     assert error.value.field == "epsilon"
 
 
-def test_attacks_that_are_refused() -> None:
+def test_attacks_with_missing_or_invalid_scores_are_refused() -> None:
     short = Attack(play=lambda rng, trials, present: Draws(rng.standard_normal(trials - 1)))
     no_index = Attack(play=gaussian(1.0).play, gaussian=True, probabilities=(0.5, 0.5))
     no_number = Attack(play=lambda rng, trials, present: Draws(np.full(trials, math.nan)))
     for attack, field in ((short, "scores"), (no_index, "index"), (no_number, "absent")):
-        with pytest.raises(InvalidInput) as error:
+        with pytest.raises(InvalidInputError) as error:
             estimate_epsilon(attack, delta=1e-5, **TERMS)
         assert error.value.field == field
 
 
-def test_no_two_streams_meet() -> None:
+def test_no_two_seeds_share_a_stream_of_random_numbers() -> None:
     """numpy fills short seeds up with zeros: [2³² + 1, 0] as words is [1, 1, 0], and so is [1, 1]."""
     seen: list[float] = []
 
@@ -234,7 +241,7 @@ def test_a_threshold_for_delta_is_not_chosen_on_the_scores_that_are_counted(monk
         chosen_on.extend((absent, present))
         return 0.5
 
-    monkeypatch.setattr("dpmerge.audit.estimate.best_threshold_delta", chosen)
+    monkeypatch.setattr("dpmerge.auditing.estimate.best_threshold_delta", chosen)
     attack = gaussian(1.0, known=False)
     estimate_delta(attack, epsilon=1.0, **TERMS)
     for scores in counted(attack):
@@ -260,5 +267,5 @@ def test_an_index_that_is_none_of_the_attacks_is_refused() -> None:
     def play(rng: np.random.Generator, trials: int, present: bool) -> Draws:
         return Draws(rng.normal(size=trials), np.full(trials, 2))
 
-    with pytest.raises(InvalidInput, match="index: got from 2 to 2; accepted: from 0 to 1"):
+    with pytest.raises(InvalidInputError, match="index: got from 2 to 2; accepted: from 0 to 1"):
         estimate_epsilon(Attack(play=play, gaussian=True, probabilities=(0.5, 0.5)), delta=1e-5, **TERMS)

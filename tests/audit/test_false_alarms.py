@@ -14,12 +14,12 @@ import pytest
 from scipy.stats import binom
 
 from audit.mechanisms import gaussian, laplace, randomised_response, scores, selection
-from dpmerge.audit.attacks import Attack
-from dpmerge.audit.counting import clopper_pearson, epsilon_from_rates
-from dpmerge.audit.estimate import estimate_delta, estimate_epsilon
-from dpmerge.audit.gaussian import gaussian_delta, gaussian_epsilon, mixture_epsilon, mu_interval
-from dpmerge.audit.one_run import one_run_epsilon, one_run_f_dp_epsilon, one_run_guesses
-from dpmerge.audit.thresholds import all_thresholds, all_thresholds_delta, split_threshold, split_threshold_delta
+from dpmerge.auditing.attacks import Attack
+from dpmerge.auditing.counting_estimator import clopper_pearson, epsilon_from_rates
+from dpmerge.auditing.estimate import estimate_delta, estimate_epsilon
+from dpmerge.auditing.gaussian_estimator import gaussian_delta, gaussian_epsilon, mixture_epsilon, mu_interval
+from dpmerge.auditing.one_run import one_run_epsilon, one_run_f_dp_epsilon, one_run_guesses
+from dpmerge.auditing.thresholds import all_thresholds, all_thresholds_delta, split_threshold, split_threshold_delta
 
 REPETITIONS = 200
 CONFIDENCE = 0.95
@@ -178,5 +178,5 @@ def accuracy_of_one_run(seed: int) -> float:
         (accuracy_of_one_run, 1.5),
     ],
 )
-def test_a_broken_estimator_is_caught(broken: Bound, truth: float) -> None:
+def test_a_broken_estimator_has_too_many_false_alarms(broken: Bound, truth: float) -> None:
     assert false_alarms(broken, truth) > MOST

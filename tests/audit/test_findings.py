@@ -13,15 +13,16 @@ import pytest
 from rich.console import Console
 from scipy.stats import binom
 
-from dpmerge.audit.attacks import Attack, Draws
-from dpmerge.audit.catalogue import Played, simultaneous
-from dpmerge.audit.confirmation import FRESH, confirmed
-from dpmerge.audit.estimate import estimate_epsilon
-from dpmerge.audit.finding_table import above, below, percent, print_claims, print_finding, ratio
-from dpmerge.audit.findings import Claim, Estimate, Finding, Interval
-from dpmerge.audit.gaussian import gaussian_epsilon
-from dpmerge.audit.page import BEGIN, END, table, with_table
-from dpmerge.errors import InvalidInput
+from dpmerge.auditing.attacks import Attack, Draws
+from dpmerge.auditing.confirmation import FRESH, confirmed
+from dpmerge.auditing.estimate import estimate_epsilon
+from dpmerge.auditing.findings import Claim, Estimate, Finding, Interval
+from dpmerge.auditing.gaussian_estimator import gaussian_epsilon
+from dpmerge.auditing.printed_figures import above, below, percent, ratio
+from dpmerge.auditing.scenario import ScenarioResult, simultaneous
+from dpmerge.cli.finding_table import print_claims, print_finding
+from dpmerge.errors import InvalidInputError
+from reproduction.audit_page import BEGIN, END, table, with_table
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -47,7 +48,7 @@ class TestVerdicts:
             (5.0, math.inf, "consistent", None),
         ],
     )
-    def test_the_ratio_decides(
+    def test_the_ratio_of_bound_and_claim_decides_the_verdict(
         self, bound: float, claimed: float | None, verdict: str, tightness: float | None
     ) -> None:
         found = finding(bound, claimed)
@@ -60,7 +61,7 @@ class TestVerdicts:
 
 
 class TestConfirmation:
-    def test_no_alarm_no_second_attack(self) -> None:
+    def test_a_bound_below_the_claims_is_not_attacked_again(self) -> None:
         seeds: list[int] = []
 
         def attacked(seed: int) -> Estimate:
@@ -71,7 +72,9 @@ class TestConfirmation:
         assert seeds == [7]
 
     @pytest.mark.parametrize(("second", "reported"), [(0.8, 0.8), (1.4, 1.2)])
-    def test_an_alarm_is_looked_into_and_the_smaller_bound_counts(self, second: float, reported: float) -> None:
+    def test_a_bound_above_a_claim_is_attacked_again_and_the_smaller_one_counts(
+        self, second: float, reported: float
+    ) -> None:
         bounds = {7: 1.2, 7 + FRESH: second}
         found = confirmed(lambda seed: finding(bounds[seed], 1.0).estimate, [finding(0.0, 1.0).claim], 7)
         assert found.bound == reported
@@ -107,7 +110,7 @@ class TestPrinting:
         assert (ratio(1.0000001), ratio(9.8949), ratio(math.inf)) == ("1.01", "9.89", "∞")
         assert ratio(None) == "–"
 
-    def test_no_confidence_is_called_certain(self) -> None:
+    def test_no_confidence_is_printed_as_100_percent(self) -> None:
         shown = [percent(value) for value in (0.5, 0.95, 0.975, 0.998980, 0.9999999)]
         assert shown == ["50 %", "95 %", "97.5 %", "99.898 %", "99.99999 %"]
 
@@ -136,8 +139,10 @@ class TestPage:
     def results(self) -> dict[str, object]:
         violated = replace(finding(2.0, 1.0), claim=Claim(by="a_rule", value=1.0, proved=False, false_here=True))
         played = [
-            Played(name="one", words="Something.", note="", seconds=1.0, findings=(finding(0.95, 1.0), violated)),
-            Played(
+            ScenarioResult(
+                name="one", words="Something.", note="", seconds=1.0, findings=(finding(0.95, 1.0), violated)
+            ),
+            ScenarioResult(
                 name="two",
                 words="Else.",
                 note="A note.",
@@ -147,7 +152,7 @@ class TestPage:
         ]
         return {"seed": 0, "confidence": 0.95, "each": 0.975, "scenarios": [p.document() for p in played]}
 
-    def test_it_says_what_was_found(self) -> None:
+    def test_the_table_lists_every_claim_with_its_verdict(self) -> None:
         text = table(self.results())
         assert "2 scenarios, 3 claims: 1 violated, 1 tight, 1 consistent" in text
         assert "each alone with 97.5 %" in text
@@ -165,7 +170,7 @@ class TestPage:
         assert with_table(made, self.results()) == made
 
     def test_a_page_without_the_marks_is_refused(self) -> None:
-        with pytest.raises(InvalidInput, match="a page without"):
+        with pytest.raises(InvalidInputError, match="a page without"):
             with_table("nothing", self.results())
 
     def test_the_committed_page_is_made_of_the_committed_results(self) -> None:
@@ -214,6 +219,6 @@ class TestPage:
         assert mu["low"] < 4.3953 < mu["high"]
 
 
-def test_bounds_that_hold_together_share_their_error() -> None:
+def test_bounds_that_hold_simultaneously_share_their_error() -> None:
     assert simultaneous(0.95, 1) == pytest.approx(0.95)
     assert simultaneous(0.95, 50) == pytest.approx(0.999)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mpmath import mp, mpf
 
 from audit.mechanisms import gaussian, scores
-from dpmerge.audit.gaussian import (
+from dpmerge.auditing.gaussian_estimator import (
     gaussian_delta,
     gaussian_epsilon,
     mixture_epsilon,
@@ -23,7 +23,7 @@ from dpmerge.audit.gaussian import (
     t_tail,
     true_rate,
 )
-from dpmerge.errors import InvalidInput
+from dpmerge.errors import InvalidInputError
 
 log_mus = st.floats(-6, 2)
 log_deltas = st.floats(-60, -0.31)
@@ -41,7 +41,7 @@ def exact_delta(mu: float, epsilon: float) -> mpf:
 
 @pytest.mark.parametrize("mu", [1e-6, 1e-3, 0.3, 0.999, 1.0, 1.001, 3.0, 20.0, 100.0])
 @pytest.mark.parametrize("where", [-3.0, -0.5, 0.0, 2.0, 8.0])
-def test_delta_to_fifty_digits(mu: float, where: float) -> None:
+def test_delta_agrees_with_the_fifty_digit_formula(mu: float, where: float) -> None:
     """At ε = μ²/2 + where · μ, which is where δ ≈ Φ(−where)."""
     epsilon = max(0.0, mu * mu / 2 + where * mu)
     assert float(gaussian_delta(mu, epsilon)) == pytest.approx(float(exact_delta(mu, epsilon)), rel=1e-9)
@@ -61,11 +61,11 @@ def test_epsilon_has_the_delta_it_was_asked_for(log_mu: float, log_delta: float)
 
 
 @pytest.mark.parametrize(("mu", "epsilon"), [(0.786, 3.32), (1.99, 9.94)])
-def test_epsilons_that_are_known(mu: float, epsilon: float) -> None:
+def test_epsilon_has_its_known_values(mu: float, epsilon: float) -> None:
     assert gaussian_epsilon(mu, 1e-5) == pytest.approx(epsilon, abs=0.005)
 
 
-def test_the_ends_of_the_scale() -> None:
+def test_delta_and_epsilon_are_exact_at_the_ends_of_the_scale() -> None:
     assert gaussian_epsilon(0.0, 1e-5) == 0
     assert gaussian_delta(0.0, 0.0) == 0
     assert gaussian_delta(1e-12, 5.0) == 0
@@ -96,7 +96,7 @@ def test_a_mixture_of_one_is_that_one() -> None:
     assert mixture_epsilon([2.0, 9.0], [1.0, 0.0], 1e-5) == pytest.approx(gaussian_epsilon(2.0, 1e-5), rel=1e-12)
 
 
-def test_the_trade_off_curve() -> None:
+def test_the_tangent_of_the_trade_off_curve_meets_the_axis_at_delta() -> None:
     """Where it has the slope e^s, the tangent meets the axis at δ(s)."""
     for mu in (0.5, 1.0, 3.0):
         for false in (1e-9, 0.01, 0.3, 0.5):
@@ -115,7 +115,7 @@ def test_the_trade_off_curve() -> None:
 
 
 @pytest.mark.parametrize(("freedom", "observed"), [(2, -3.0), (3, 8.0), (20, 25.0), (400, 60.0)])
-def test_the_noncentral_t_by_quadrature(freedom: int, observed: float) -> None:
+def test_the_tail_of_the_noncentral_t_agrees_with_quadrature(freedom: int, observed: float) -> None:
     with mp.workdps(20):
         spread = 1 / mp.sqrt(2 * freedom)
         pieces = sorted({max(mpf(0), 1 + spread * mpf(k) / 2) for k in range(-24, 30)})
@@ -160,7 +160,7 @@ def test_the_scale_of_scores_does_not_matter(seed: int, scale: float, origin: fl
     assert moved.high == pytest.approx(plain.high, abs=1e-7)
 
 
-def test_many_scores_close_in_on_the_truth() -> None:
+def test_the_interval_of_many_scores_is_narrow_and_holds_the_truth() -> None:
     for mu in (0.5, 3.0, 80.0):
         interval = mu_interval(*scores(gaussian(mu), 200_000, 1), 0.95)
         assert interval.low < mu < interval.high
@@ -168,7 +168,7 @@ def test_many_scores_close_in_on_the_truth() -> None:
         assert interval.high - interval.low == pytest.approx(3.92 * math.sqrt((2 + mu * mu / 4) / 200_000), rel=0.02)
 
 
-def test_scores_that_never_move_show_nothing() -> None:
+def test_scores_that_are_all_equal_show_nothing() -> None:
     interval = mu_interval(np.zeros(5), np.zeros(5), 0.95)
     assert (interval.estimate, interval.low) == (0, 0)
     assert mu_lower(np.zeros(5), np.zeros(5), 0.95) == 0
@@ -179,7 +179,7 @@ def test_scores_the_wrong_way_round_show_nothing() -> None:
     assert mu_lower(present, absent, 0.95) == 0
 
 
-def test_why_the_gaussian_bound_of_another_auditor_is_not_compared() -> None:
+def test_the_gaussian_bound_of_another_auditor_shows_much_of_worlds_that_are_alike() -> None:
     """It takes the absolute value of a distance between two upper limits: what is uncertain then looks far apart.
 
     So it shows much of two worlds that are alike, and elsewhere more as the confidence grows. Ours does neither.
@@ -214,15 +214,17 @@ def test_why_the_gaussian_bound_of_another_auditor_is_not_compared() -> None:
         ([1.0, 1.0], [2.0, 2.0], "scores"),
     ],
 )
-def test_scores_that_are_refused(absent: list[float], present: list[float], field: str) -> None:
-    with pytest.raises(InvalidInput) as error:
+def test_invalid_scores_are_refused_by_the_name_of_the_field(
+    absent: list[float], present: list[float], field: str
+) -> None:
+    with pytest.raises(InvalidInputError) as error:
         mu_interval(absent, present, 0.95)
     assert error.value.field == field
 
 
 @pytest.mark.parametrize("confidence", [0.0, 1.0, math.nan])
-def test_a_confidence_that_is_refused(confidence: float) -> None:
-    with pytest.raises(InvalidInput) as error:
+def test_an_invalid_confidence_is_refused(confidence: float) -> None:
+    with pytest.raises(InvalidInputError) as error:
         mu_lower([1.0, 2.0], [1.0, 2.0], confidence)
     assert error.value.field == "confidence"
 
@@ -239,8 +241,8 @@ def test_a_confidence_that_is_refused(confidence: float) -> None:
         ([1.0, 2.0], [1.5, -0.5], 1e-5, "probabilities"),
     ],
 )
-def test_mixtures_that_are_refused(mus: list[float], chances: list[float], delta: float, field: str) -> None:
-    with pytest.raises(InvalidInput) as error:
+def test_invalid_mixtures_are_refused(mus: list[float], chances: list[float], delta: float, field: str) -> None:
+    with pytest.raises(InvalidInputError) as error:
         mixture_epsilon(mus, chances, delta)
     assert error.value.field == field
 
@@ -248,13 +250,13 @@ def test_mixtures_that_are_refused(mus: list[float], chances: list[float], delta
 @pytest.mark.parametrize(
     ("mu", "epsilon", "field"), [(-1.0, 1.0, "mu"), (1.0, -1.0, "epsilon"), (1.0, math.inf, "epsilon")]
 )
-def test_deltas_that_are_refused(mu: float, epsilon: float, field: str) -> None:
-    with pytest.raises(InvalidInput) as error:
+def test_invalid_deltas_are_refused(mu: float, epsilon: float, field: str) -> None:
+    with pytest.raises(InvalidInputError) as error:
         gaussian_delta(mu, epsilon)
     assert error.value.field == field
 
 
-def test_scores_that_hardly_vary_are_bounded_at_once() -> None:
+def test_scores_that_are_very_far_apart_have_a_finite_lower_limit() -> None:
     """Of μ = 10⁶ nobody needs more than that it is above 9,000."""
     rng = np.random.default_rng(0)
     absent, present = rng.normal(size=1000), rng.normal(size=1000) + 1e6

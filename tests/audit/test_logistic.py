@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpmerge.audit.catalogue import play, scenarios
-from dpmerge.audit.scenarios import logistic
-from dpmerge.audit.scenarios.logistic import FlippedLabel
-from dpmerge.audit.scenarios.scenario import DELTA
+from dpmerge.auditing import logistic_scenarios
+from dpmerge.auditing.logistic_scenarios import FlippedLabel
+from dpmerge.auditing.scenario import DELTA
 from oracle import logistic_steps
 
 CLAIMED = 1.19
@@ -21,7 +20,9 @@ TOTAL_CLIPPED = 0.50
 
 
 @pytest.mark.parametrize(("case", "true"), ROWS.items(), ids=str)
-def test_the_true_epsilon_is_above_the_claim(case: tuple[int, tuple[float, float]], true: float) -> None:
+def test_the_true_epsilon_of_flipped_labels_is_above_the_merged_trajectory(
+    case: tuple[int, tuple[float, float]], true: float
+) -> None:
     records, noises = case
     game = FlippedLabel(records=records, noise_multipliers=noises)
     found = game.law().epsilon(DELTA)
@@ -40,7 +41,7 @@ def test_the_true_epsilon_is_above_the_claim(case: tuple[int, tuple[float, float
 
 
 @pytest.mark.parametrize("case", [*ROWS, (3, (10.0, 0.5)), (1001, (10.0, 0.0))], ids=str)
-def test_with_the_total_clipped_it_is_half_of_one_in_every_row(case: tuple[int, tuple[float, float]]) -> None:
+def test_with_the_total_clipped_the_true_epsilon_is_a_half_in_every_row(case: tuple[int, tuple[float, float]]) -> None:
     records, noises = case
     game = FlippedLabel(records=records, noise_multipliers=noises, total_clipped=True)
     found = game.law().epsilon(DELTA)
@@ -52,24 +53,24 @@ def test_with_the_total_clipped_it_is_half_of_one_in_every_row(case: tuple[int, 
     assert claim.value == pytest.approx(CLAIMED, abs=5e-3)
 
 
-def test_without_other_records_to_tell_nothing_is_violated() -> None:
+def test_with_three_records_the_true_epsilon_is_below_the_claim() -> None:
     found = FlippedLabel(records=3, noise_multipliers=(10.0, 0.5)).law().epsilon(DELTA)
     assert found == pytest.approx(0.78, abs=5e-3)
     assert found < CLAIMED
 
 
 def test_a_second_model_without_noise_costs_more_than_thirty() -> None:
-    law, laws = logistic.WITHOUT_NOISE.law(), logistic_steps.flipped_label(1001, (10.0, 0.0))
+    law, laws = logistic_scenarios.WITHOUT_NOISE.law(), logistic_steps.flipped_label(1001, (10.0, 0.0))
     assert law.delta(30.0) == pytest.approx(0.523, abs=1e-3)
     for epsilon in (5.0, 30.0):
         assert law.delta(epsilon) == pytest.approx(logistic_steps.delta(*laws, epsilon), abs=1e-4)
-    [claim] = [claim for claim in logistic.WITHOUT_NOISE.claims() if claim.by == "merged_trajectory"]
+    [claim] = [claim for claim in logistic_scenarios.WITHOUT_NOISE.claims() if claim.by == "merged_trajectory"]
     assert claim.value == pytest.approx(CLAIMED, abs=5e-3)
 
 
 @pytest.mark.parametrize("total", [False, True])
 @pytest.mark.parametrize("label", [1, -1])
-def test_it_is_ordinary_training(label: int, total: bool) -> None:
+def test_the_game_trains_as_the_gradients_of_every_record_say(label: int, total: bool) -> None:
     """Step by step with the gradient of every record, the same noise."""
     game = FlippedLabel(records=21, noise_multipliers=(10.0, 0.5), total_clipped=total)
     merged = game.trained(np.random.default_rng(1), 40, label)
@@ -83,10 +84,10 @@ def test_it_is_ordinary_training(label: int, total: bool) -> None:
     assert merged == pytest.approx(expected, abs=1e-9)
 
 
-def test_the_law_is_that_of_what_is_trained() -> None:
-    law, trials = logistic.PLAIN.law(), 200_000
+def test_models_that_are_trained_follow_the_computed_law() -> None:
+    law, trials = logistic_scenarios.PLAIN.law(), 200_000
     for label, points in ((1, law.points), (-1, -law.points)):
-        drawn = np.sort(logistic.PLAIN.trained(np.random.default_rng(2), trials, label))
+        drawn = np.sort(logistic_scenarios.PLAIN.trained(np.random.default_rng(2), trials, label))
         chances = np.exp(law.log_density) * (law.points[1] - law.points[0])
         order = np.argsort(points)
         below = np.interp(drawn, points[order], np.cumsum(chances[order]) - chances[order] / 2)
@@ -95,10 +96,10 @@ def test_the_law_is_that_of_what_is_trained() -> None:
 
 
 @pytest.mark.parametrize("name", ["logistic", "logistic_total_clipped", "logistic_without_noise"])
-def test_the_attack_at_full_size(name: str) -> None:
-    scenario = scenarios()[name]
+def test_the_attack_at_full_size_finds_the_verdicts_of_the_theory(name: str) -> None:
+    [scenario] = [each for each in logistic_scenarios.SCENARIOS if each.name == name]
     assert scenario.trials >= 10**6
-    found = play(scenario, trials=None, confidence=0.95, seed=0)
+    found = scenario.play(trials=None, confidence=0.95, seed=0)
     assert found.as_theory_says
     estimate = found.findings[0].estimate
     assert estimate.estimator == "counting"

@@ -15,15 +15,15 @@ from scipy.optimize import linprog
 from scipy.special import ndtr, ndtri
 from scipy.stats import binom
 
-from dpmerge.audit.gaussian import gaussian_epsilon
-from dpmerge.audit.one_run import (
+from dpmerge.auditing.gaussian_estimator import gaussian_epsilon
+from dpmerge.auditing.one_run import (
     one_run_epsilon,
     one_run_f_dp_epsilon,
     one_run_guesses,
     one_run_mu,
     one_run_p_value,
 )
-from dpmerge.errors import InvalidInput
+from dpmerge.errors import InvalidInputError
 
 OTHER = json.loads((Path(__file__).parents[1] / "data" / "jax_privacy_values.json").read_text())["samples"]
 CASES = [
@@ -59,7 +59,7 @@ def test_both_bounds_agree_with_another_auditor(
     assert float(one_run_f_dp_epsilon(*counts, **terms)) == pytest.approx(at["one run, f-DP"], abs=3e-6)
 
 
-def test_the_other_auditor_says_something_of_them() -> None:
+def test_another_auditor_shows_epsilon_in_more_than_15_of_the_compared_cases() -> None:
     assert sum(at["one run"] > 0.1 for *_, at in CASES) > 15
 
 
@@ -68,7 +68,7 @@ def test_the_other_auditor_says_something_of_them() -> None:
 
 @pytest.mark.parametrize(("guesses", "correct", "canaries"), [(10, 10, 10), (50, 40, 100), (200, 120, 200), (7, 0, 9)])
 @pytest.mark.parametrize("delta", [0.0, 1e-5, 0.003])
-def test_the_p_value_is_the_theorem(guesses: int, correct: int, canaries: int, delta: float) -> None:
+def test_the_p_value_is_that_of_the_theorem(guesses: int, correct: int, canaries: int, delta: float) -> None:
     for epsilon in (0.0, 0.5, 2.0):
         chance = math.exp(epsilon) / (1 + math.exp(epsilon))
         mass = [math.comb(guesses, k) * chance**k * (1 - chance) ** (guesses - k) for k in range(guesses + 1)]
@@ -81,7 +81,7 @@ def test_the_p_value_is_the_theorem(guesses: int, correct: int, canaries: int, d
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.7, 3.0])
 @pytest.mark.parametrize("guesses", [5, 60, 400])
-def test_coverage_is_exact_against_randomised_response(epsilon: float, guesses: int) -> None:
+def test_bounds_are_right_exactly_as_often_as_stated_for_randomised_response(epsilon: float, guesses: int) -> None:
     """Each canary answered with odds e^ε: the worst that ε-DP allows. Over all outcomes, not over samples.
 
     One more outcome would make the bound wrong more often than stated, so that none is given away.
@@ -97,7 +97,7 @@ def test_coverage_is_exact_against_randomised_response(epsilon: float, guesses: 
 
 
 @pytest.mark.parametrize("delta", [1e-4, 0.01])
-def test_coverage_against_answers_that_are_sometimes_sure(delta: float) -> None:
+def test_bounds_are_right_as_often_as_stated_for_answers_that_are_sometimes_sure(delta: float) -> None:
     """Two mechanisms that are (ε, δ)-DP: sure of one canary at a time, or of all of them at once."""
     epsilon, canaries = 1.0, 100
     chance = math.exp(epsilon) / (1 + math.exp(epsilon))
@@ -109,7 +109,7 @@ def test_coverage_against_answers_that_are_sometimes_sure(delta: float) -> None:
         assert mass[bounds > epsilon].sum() <= 0.05
 
 
-def test_drawn_runs_are_covered() -> None:
+def test_bounds_on_drawn_runs_are_right_as_often_as_stated() -> None:
     """The whole way, from scores and tosses: of 400 runs at most 5 %, and their chance, are above the truth."""
     rng = np.random.default_rng(11)
     epsilon, canaries = 1.5, 150
@@ -126,7 +126,9 @@ def test_drawn_runs_are_covered() -> None:
 
 
 @given(guessed(), st.sampled_from([0.0, 1e-5, 1e-2]), st.sampled_from([(0.5, 0.9), (0.9, 0.99)]))
-def test_how_the_bound_moves(case: tuple[int, int, int], delta: float, confidences: tuple[float, float]) -> None:
+def test_the_bound_falls_with_confidence_and_delta_and_grows_with_right_guesses(
+    case: tuple[int, int, int], delta: float, confidences: tuple[float, float]
+) -> None:
     guesses, correct, canaries = case
     less, more = (float(one_run_epsilon(*case, delta=delta, confidence=c)) for c in confidences)
     assert 0 <= more <= less < math.inf
@@ -165,7 +167,9 @@ def likeliest(guesses: int, correct: int, canaries: int, mu: float) -> float:
     ("guesses", "correct", "canaries", "mu"),
     [(6, 6, 6, 0.5), (6, 5, 6, 1.0), (8, 8, 20, 1.0), (5, 5, 50, 2.0), (10, 8, 10, 0.3), (7, 6, 90, 0.4)],
 )
-def test_the_recursion_is_the_program(guesses: int, correct: int, canaries: int, mu: float) -> None:
+def test_the_bound_on_mu_inverts_the_program_of_the_likeliest_guesses(
+    guesses: int, correct: int, canaries: int, mu: float
+) -> None:
     """At the confidence that the program leaves to so many right guesses, the bound on μ is that very μ."""
     chance = likeliest(guesses, correct, canaries, mu)
     assert 0 < chance < 1
@@ -173,7 +177,7 @@ def test_the_recursion_is_the_program(guesses: int, correct: int, canaries: int,
 
 
 @pytest.mark.parametrize(("most_in", "most_out"), [(150, 150), (20, 20), (30, 0)])
-def test_gaussian_runs_are_covered_and_shown(most_in: int, most_out: int) -> None:
+def test_bounds_on_gaussian_runs_are_right_and_show_more_by_f_dp(most_in: int, most_out: int) -> None:
     """Each canary in its own N(0, 1) or N(μ, 1): what is μ-GDP for each of them, whatever the others do."""
     rng = np.random.default_rng(3)
     mu, canaries = 1.2, 300
@@ -190,7 +194,9 @@ def test_gaussian_runs_are_covered_and_shown(most_in: int, most_out: int) -> Non
 
 
 @given(guessed(), st.sampled_from([(0.5, 0.9), (0.9, 0.99)]))
-def test_how_the_bound_on_mu_moves(case: tuple[int, int, int], confidences: tuple[float, float]) -> None:
+def test_the_bound_on_mu_falls_with_confidence_and_grows_with_right_guesses(
+    case: tuple[int, int, int], confidences: tuple[float, float]
+) -> None:
     guesses, correct, canaries = case
     less, more = (float(one_run_mu(*case, confidence=c)) for c in confidences)
     assert 0 <= more <= less < 30
@@ -203,7 +209,7 @@ def test_how_the_bound_on_mu_moves(case: tuple[int, int, int], confidences: tupl
 # From scores to guesses
 
 
-def test_the_surest_are_guessed() -> None:
+def test_the_highest_and_lowest_scores_are_guessed() -> None:
     included = np.array([True, False, True, False, False, True])
     scores = [5.0, 4.0, 3.0, 2.0, 1.0, 0.0]
     assert one_run_guesses(scores, included, most_in=2, most_out=0) == (2, 1)
@@ -212,7 +218,7 @@ def test_the_surest_are_guessed() -> None:
     assert one_run_guesses(scores, included, most_in=6, most_out=0) == (6, 3)
 
 
-def test_many_canaries_at_once() -> None:
+def test_arrays_of_counts_give_the_bounds_of_single_counts() -> None:
     """Arrays give what single counts give, in their shape."""
     correct = np.array([[60, 75], [90, 100]])
     both = one_run_epsilon(100, correct, 500, delta=1e-5, confidence=0.95)
@@ -223,7 +229,7 @@ def test_many_canaries_at_once() -> None:
     assert one_run_p_value(100, correct, 500, epsilon=1.0, delta=1e-5).shape == (2, 2)
 
 
-def test_ten_thousand_guesses() -> None:
+def test_ten_thousand_guesses_show_epsilon_closely_and_mu_from_below() -> None:
     """Six in ten of 10,000: ε is close to log 1.5. Of independent canaries μ would be 0.5067, where Φ(μ/2) = 0.6.
 
     The bound on μ stays far below, as it must: canaries that share their noise may all be guessed at once.
@@ -247,18 +253,18 @@ def test_ten_thousand_guesses() -> None:
         ((4, 2, 5.5), "canaries"),
     ],
 )
-def test_counts_that_are_refused(counts: tuple[Any, Any, Any], field: str) -> None:
+def test_invalid_counts_are_refused_by_the_name_of_the_field(counts: tuple[Any, Any, Any], field: str) -> None:
     for bound in (
         lambda: one_run_epsilon(*counts, delta=1e-5, confidence=0.95),
         lambda: one_run_mu(*counts, confidence=0.95),
         lambda: one_run_p_value(*counts, epsilon=1.0, delta=1e-5),
     ):
-        with pytest.raises(InvalidInput) as error:
+        with pytest.raises(InvalidInputError) as error:
             bound()
         assert error.value.field == field
 
 
-def test_terms_that_are_refused() -> None:
+def test_invalid_terms_are_refused_by_the_name_of_the_field() -> None:
     for field, bound in (
         ("confidence", lambda: one_run_epsilon(4, 3, 5, delta=1e-5, confidence=1.0)),
         ("confidence", lambda: one_run_mu(4, 3, 5, confidence=0.0)),
@@ -267,7 +273,7 @@ def test_terms_that_are_refused() -> None:
         ("epsilon", lambda: one_run_p_value(4, 3, 5, epsilon=-1.0, delta=0.0)),
         ("epsilon", lambda: one_run_p_value(4, 3, 5, epsilon=math.inf, delta=0.0)),
     ):
-        with pytest.raises(InvalidInput) as error:
+        with pytest.raises(InvalidInputError) as error:
             bound()
         assert error.value.field == field
 
@@ -284,7 +290,9 @@ def test_terms_that_are_refused() -> None:
         ([1.0, 2.0], np.array([True, False]), (-1, 2), "most_in + most_out"),
     ],
 )
-def test_scores_that_are_refused(scores: Any, included: Any, most: tuple[int, int], field: str) -> None:
-    with pytest.raises(InvalidInput) as error:
+def test_invalid_scores_are_refused_by_the_name_of_the_field(
+    scores: Any, included: Any, most: tuple[int, int], field: str
+) -> None:
+    with pytest.raises(InvalidInputError) as error:
         one_run_guesses(scores, included, most_in=most[0], most_out=most[1])
     assert error.value.field == field

@@ -12,12 +12,12 @@ from scipy.special import ndtr
 from scipy.stats import binom
 
 from audit.mechanisms import gaussian, scores, selection
-from dpmerge.audit.counting import clopper_pearson, epsilon_from_rates
-from dpmerge.audit.estimate import estimate_epsilon
-from dpmerge.audit.gaussian import gaussian_epsilon, mixture_epsilon, mu_lower
-from dpmerge.audit.power import _chance_at, detectable, selection_trials_needed, trials_needed
-from dpmerge.audit.thresholds import best_threshold, fixed_threshold
-from dpmerge.errors import InvalidInput
+from dpmerge.auditing.counting_estimator import clopper_pearson, epsilon_from_rates
+from dpmerge.auditing.estimate import estimate_epsilon
+from dpmerge.auditing.gaussian_estimator import gaussian_epsilon, mixture_epsilon, mu_lower
+from dpmerge.auditing.power import _chance_at, detectable, selection_trials_needed, trials_needed
+from dpmerge.auditing.thresholds import best_threshold, fixed_threshold
+from dpmerge.errors import InvalidInputError
 
 PLAN = {"mu": 1.0, "delta": 1e-5, "confidence": 0.95, "power": 0.9, "estimator": "gaussian", "tightness": 0.6}
 
@@ -73,7 +73,7 @@ def test_many_false_hits_are_taken_in_groups_on_the_safe_side() -> None:
 
 
 @pytest.mark.parametrize("estimator", ["gaussian", "counting"])
-def test_more_is_asked_of_more_trials(estimator: str) -> None:
+def test_less_tightness_power_or_confidence_needs_fewer_trials(estimator: str) -> None:
     plan = {**PLAN, "tightness": 0.4, "estimator": estimator}
     needed = trials_needed(**plan)
     for name, less in {"tightness": 0.3, "power": 0.7, "confidence": 0.9}.items():
@@ -116,8 +116,8 @@ def test_more_trials_show_more_but_never_all(estimator: str) -> None:
     assert half == pytest.approx(0.6 * gaussian_epsilon(1.0, 1e-5), rel=0.08)
 
 
-def test_what_no_audit_can_show_is_said_plainly() -> None:
-    with pytest.raises(InvalidInput, match="no 10⁹ trials suffice to show 0.9 of ε = 24.38 by counting") as error:
+def test_a_tightness_that_no_trials_can_show_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="no 10⁹ trials suffice to show 0.9 of ε = 24.38 by counting") as error:
         trials_needed(**{**PLAN, "mu": 4.0, "tightness": 0.9, "estimator": "counting"})
     assert error.value.field == "power"
 
@@ -139,8 +139,8 @@ def test_what_no_audit_can_show_is_said_plainly() -> None:
         ({"estimator": "one_run"}, "estimator"),
     ],
 )
-def test_plans_that_are_refused(changed: dict[str, object], field: str) -> None:
-    with pytest.raises(InvalidInput) as error:
+def test_invalid_plans_are_refused_by_the_name_of_the_field(changed: dict[str, object], field: str) -> None:
+    with pytest.raises(InvalidInputError) as error:
         trials_needed(**{**PLAN, **changed})
     assert error.value.field == field
 
@@ -149,9 +149,9 @@ def test_plans_that_are_refused(changed: dict[str, object], field: str) -> None:
     ("changed", "field"),
     [({"trials": 7}, "trials"), ({"trials": 2 * 10**9}, "trials"), ({"estimator": "x"}, "estimator")],
 )
-def test_expectations_that_are_refused(changed: dict[str, object], field: str) -> None:
+def test_invalid_expectations_are_refused(changed: dict[str, object], field: str) -> None:
     asked = {"mu": 1.0, "delta": 1e-5, "confidence": 0.95, "trials": 100, "estimator": "counting"}
-    with pytest.raises(InvalidInput) as error:
+    with pytest.raises(InvalidInputError) as error:
         detectable(**{**asked, **changed})
     assert error.value.field == field
 
@@ -175,11 +175,11 @@ def test_an_audit_of_a_draw_has_the_power_it_was_planned_for(
     assert fewer < trials
 
 
-def test_draws_that_are_refused() -> None:
+def test_draws_that_no_trials_can_show_are_refused() -> None:
     asked = {"delta": 1e-5, "confidence": 0.95, "power": 0.9}
-    with pytest.raises(InvalidInput, match="nothing to show"):
+    with pytest.raises(InvalidInputError, match="nothing to show"):
         selection_trials_needed(mus=(0.0, 0.0), probabilities=(0.5, 0.5), **asked)
-    with pytest.raises(InvalidInput, match="no 10⁹ trials suffice"):
+    with pytest.raises(InvalidInputError, match="no 10⁹ trials suffice"):
         selection_trials_needed(mus=(5.0, 1e-3), probabilities=(1e-9, 1 - 1e-9), **{**asked, "delta": 5e-10})
-    with pytest.raises(InvalidInput, match="power"):
+    with pytest.raises(InvalidInputError, match="power"):
         selection_trials_needed(mus=(1.0, 2.0), probabilities=(0.5, 0.5), **{**asked, "power": 1.0})

@@ -10,22 +10,22 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 
-from dpmerge.audit.records import schedule_of, schedules_of
-from dpmerge.audit.schedules import Schedule
-from dpmerge.audit.views import everything
-from dpmerge.errors import InvalidInput
+from dpmerge.accounting import Adjacency, DpSgd, GaussianDp, GaussianRelease
+from dpmerge.accounting.one_shot_mechanisms import AccountantHistory
+from dpmerge.auditing.records import schedule_of, schedules_of
+from dpmerge.auditing.schedules import Schedule
+from dpmerge.auditing.threat_models import everything
+from dpmerge.errors import InvalidInputError
 from dpmerge.portfolio import Portfolio
 from dpmerge.portfolio.manifest import Manifest
-from dpmerge.portfolio.statement import RunStatement
-from dpmerge.privacy import Adjacency, DpSgd, GaussianDp, GaussianRelease
-from dpmerge.privacy.releases import AccountantHistory
+from dpmerge.terms.run_record import RunRecord
 from portfolio.manifests import Document, manifests
 from portfolio.portfolios import DP_SGD, HISTORY, manifest, replaced
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def stated(mechanism: Document, **overrides: Any) -> RunStatement:
+def stated(mechanism: Document, **overrides: Any) -> RunRecord:
     return Manifest.model_validate(manifest("a", mechanism=mechanism, **overrides)).statement
 
 
@@ -63,7 +63,7 @@ def test_a_smooth_example_does_not_stretch() -> None:
     assert run.stretches == pytest.approx(np.ones(20), abs=1e-15)
 
 
-def test_blocks_follow_one_another() -> None:
+def test_the_steps_of_several_blocks_follow_one_another() -> None:
     blocks = [
         {"steps": 2, "noise_multiplier": 1.0, "clip_norm": 2.0, "learning_rate": 0.5, "sampling_rate": 0.1},
         {"steps": 1, "noise_multiplier": 3.0, "clip_norm": 4.0, "learning_rate": [0.25], "sampling_rate": 0.2},
@@ -78,7 +78,7 @@ def test_blocks_follow_one_another() -> None:
     assert (run.momentum, run.nesterov, run.dampening, run.weight_decay) == (0.9, True, 0.0, 0.1)
 
 
-def test_a_sum_is_divided_by_one() -> None:
+def test_a_summed_loss_has_a_divisor_of_one() -> None:
     facts = {name: value for name, value in DP_SGD.items() if name != "expected_batch_size"}
     assert read({**facts, "loss_reduction": "sum"}).divisor == 1.0
 
@@ -105,7 +105,7 @@ def test_a_sum_is_divided_by_one() -> None:
         (smooth("declared", rates=[0.01], beta=0.5, decay=0.1), [1.45]),
     ],
 )
-def test_how_far_an_update_pulls_apart(facts: Document, expected: list[float]) -> None:
+def test_the_stretches_of_a_smooth_loss_have_their_known_values(facts: Document, expected: list[float]) -> None:
     assert read(facts).stretches == pytest.approx(np.array(expected))
 
 
@@ -122,7 +122,7 @@ def test_how_far_an_update_pulls_apart(facts: Document, expected: list[float]) -
     }.items(),
     ids=lambda item: item[0],
 )
-def test_no_stretches_where_theory_has_none(facts: tuple[str, Document]) -> None:
+def test_a_record_that_no_theorem_on_smoothness_covers_has_no_stretches(facts: tuple[str, Document]) -> None:
     assert read(facts[1]).stretches is None
 
 
@@ -175,7 +175,7 @@ def test_any_record_is_read_as_the_accounting_reads_it(document: Document) -> No
     mechanism = statement.mechanism_from(Adjacency(adjacency), None)
     try:
         run = schedule_of(statement, adjacency, {})
-    except InvalidInput:
+    except InvalidInputError:
         assert not isinstance(mechanism, DpSgd | GaussianRelease | GaussianDp | AccountantHistory)
         return
     if isinstance(mechanism, GaussianDp):
@@ -229,24 +229,24 @@ REFUSED: dict[str, tuple[Document, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused(name: str) -> None:
+def test_a_record_that_cannot_be_simulated_is_refused_by_the_name_of_the_field(name: str) -> None:
     mechanism, overrides, field = REFUSED[name]
-    with pytest.raises(InvalidInput) as refused:
+    with pytest.raises(InvalidInputError) as refused:
         schedule_of(stated(mechanism, **overrides), overrides.get("adjacency", "replace_one"), {})
     assert refused.value.field == field
 
 
-def test_refused_a_step_that_the_parent_has_not_taken() -> None:
+def test_a_start_from_a_step_that_the_parent_has_not_taken_is_refused() -> None:
     child = stated(DP_SGD, ancestry={"start": "private", "run": "b", "step": 5})
     parent = Manifest.model_validate(manifest("b")).statement
-    with pytest.raises(InvalidInput, match=r"a\.ancestry\.step: got 5; accepted: at most 4"):
+    with pytest.raises(InvalidInputError, match=r"a\.ancestry\.step: got 5; accepted: at most 4"):
         schedules_of({"a": child, "b": parent}, "replace_one")
 
 
-def test_refused_runs_that_descend_from_one_another() -> None:
+def test_runs_that_descend_from_one_another_are_refused() -> None:
     pair = {
         name: Manifest.model_validate(manifest(name, ancestry={"start": "private", "run": other, "step": 1})).statement
         for name, other in (("a", "b"), ("b", "a"))
     }
-    with pytest.raises(InvalidInput, match=r"a\.ancestry\.run"):
+    with pytest.raises(InvalidInputError, match=r"a\.ancestry\.run"):
         schedules_of(pair, "replace_one")

@@ -13,22 +13,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dpmerge as dpm
-from dpmerge.audit.findings import Finding
-from dpmerge.audit.records import schedules_of
-from dpmerge.audit.releases import audit_release, is_one_step, release_attack, release_trials, work
-from dpmerge.documents import validated
-from dpmerge.errors import InvalidInput, NoGuarantee
-from dpmerge.planning.planned import stated_weights
-from dpmerge.planning.terms import Terms
+from dpmerge.accounting import DpSgd
+from dpmerge.auditing.findings import Finding
+from dpmerge.auditing.records import schedules_of
+from dpmerge.auditing.release_attacks import audit_release, is_one_step, release_attack, release_trials, work
+from dpmerge.errors import InvalidInputError, NoGuaranteeError
+from dpmerge.planning.stated_weights import stated_weights
 from dpmerge.portfolio.manifest import Manifest
-from dpmerge.privacy import DpSgd
+from dpmerge.terms.documents import validated
+from dpmerge.terms.release_terms import ReleaseTerms
 from portfolio.portfolios import DP_SGD, Document, add_remove, manifest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 DELTA = 1e-5
 
 
-def audited(terms: Terms, trials: int = 200_000, *, delta: float = DELTA, confidence: float = 0.999) -> Finding:
+def audited(terms: ReleaseTerms, trials: int = 200_000, *, delta: float = DELTA, confidence: float = 0.999) -> Finding:
     return audit_release(terms, delta=delta, trials=trials, confidence=confidence, seed=1)
 
 
@@ -37,11 +37,11 @@ def example(name: str) -> dpm.Portfolio:
     return dpm.Portfolio.load(EXAMPLES / name, contents=False)
 
 
-def planned(name: str, epsilon: float, method: Any) -> Terms:
-    return Terms.of(dpm.plan(example(name), dpm.Guarantee(epsilon=epsilon, delta=DELTA), method=method))
+def planned(name: str, epsilon: float, method: Any) -> ReleaseTerms:
+    return dpm.plan(example(name), epsilon=epsilon, delta=DELTA, method=method).terms
 
 
-def weighted(name: str, weights: dict[str, float], theorem: Any) -> Terms:
+def weighted(name: str, weights: dict[str, float], theorem: Any) -> ReleaseTerms:
     return stated_weights(example(name), weights, dpm.Guarantee(epsilon=100.0, delta=DELTA), theorem=theorem).terms
 
 
@@ -65,7 +65,7 @@ def terms_of(
     steps: dict[str, int] | None = None,
     release_noise: float = 0.0,
     ancestors: dict[str, int] | None = None,
-) -> Terms:
+) -> ReleaseTerms:
     """The terms of one average of these runs."""
     statements = {each["run"]: Manifest.model_validate(each).statement for each in runs}
     last = {
@@ -74,7 +74,7 @@ def terms_of(
     } | (steps or {})
     candidate = {
         "parts": [{"run": name, "step": last[name], "weight": weight} for name, weight in parts.items()],
-        "releaseNoise": release_noise,
+        "release_noise": release_noise,
         "theorem": theorem,
         "seen": [{"run": name, "step": last[name]} for name in parts]
         + [{"run": name, "step": step} for name, step in (ancestors or {}).items()],
@@ -89,7 +89,7 @@ def terms_of(
         "probabilities": [1.0],
         "choice": {"kind": "data_independent", "rule": "stated by the tests"},
     }
-    return validated(Terms, content, "terms")
+    return validated(ReleaseTerms, content, "terms")
 
 
 # Real plans of the shipped portfolios
@@ -150,7 +150,7 @@ def test_an_assumed_price_is_not_attacked_by_what_the_record_rules_out() -> None
     assert (found.claim.proved, found.verdict) == (False, "consistent")
 
 
-def test_a_wrong_sensitivity_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_audit_finds_a_wrong_sensitivity(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DpSgd, "sensitivity", property(lambda self: 1))
     assert audited(planned("mnist", 0.6, "select")).verdict == "violated"
 
@@ -222,7 +222,7 @@ def test_a_sampled_average_of_one_step_is_attacked_to_most_of_its_cost() -> None
 
 
 @pytest.mark.parametrize("theorem", ["joint_release", "last_step", "merged_trajectory"])
-def test_what_a_run_started_from_is_seen_too(theorem: str) -> None:
+def test_an_average_of_runs_from_a_private_start_is_tight(theorem: str) -> None:
     parent = sgd("parent", noise_multiplier=3.0)
     ancestry = {"start": "private", "run": "parent", "step": 2}
     runs = [parent, sgd("a", steps=1, ancestry=ancestry), sgd("b", steps=1, noise_multiplier=9.0, ancestry=ancestry)]
@@ -231,7 +231,7 @@ def test_what_a_run_started_from_is_seen_too(theorem: str) -> None:
     assert (found.claim.proved, found.verdict) == (True, "tight")
 
 
-def test_a_gaussian_release_may_be_averaged() -> None:
+def test_an_average_with_a_gaussian_release_is_tight() -> None:
     facts = {"kind": "gaussian_release", "sensitivity": 1.0, "standard_deviation": 2.0}
     runs = [manifest("a", mechanism=facts), sgd("b", steps=1)]
     for theorem in ("joint_release", "last_step", "merged_trajectory"):
@@ -245,7 +245,7 @@ def test_a_model_known_by_its_mu_is_attacked_as_a_joint_release() -> None:
     assert (found.claim.proved, found.verdict) == (True, "tight")
 
 
-def test_without_noise_nothing_is_promised_and_all_is_seen() -> None:
+def test_a_release_without_noise_shows_much_and_violates_no_claim() -> None:
     found = audited(terms_of([sgd("a", noise_multiplier=0.0)], {"a": 1.0}, "joint_release"), 10_000)
     assert found.estimate.bound > 5
     assert found.verdict == "consistent"
@@ -256,7 +256,7 @@ def test_the_price_of_a_private_choice_is_part_of_the_claim() -> None:
     document = terms.document()
     document["choice"]["kind"] = "private_validation"
     document["validation"] = {"epsilon": 1.0}
-    found = audited(validated(Terms, document, "terms"), 20_000)
+    found = audited(validated(ReleaseTerms, document, "terms"), 20_000)
     assert found.claim.value == pytest.approx(terms.epsilon(DELTA) + 1.0)
     assert found.claim.mu is None
 
@@ -269,7 +269,7 @@ PLAIN = {"hidden_state", "merged_trajectory"}
 
 
 @st.composite
-def portfolios(draw: st.DrawFn, theorem: str) -> Terms:
+def portfolios(draw: st.DrawFn, theorem: str) -> ReleaseTerms:
     adjacency = draw(st.sampled_from(["replace_one", "add_remove"]))
     clipping = draw(st.sampled_from(["per_example", "aggregate"]))
     shares = draw(st.lists(st.integers(1, 9), min_size=1, max_size=3))
@@ -315,7 +315,7 @@ def test_no_proved_price_is_ever_violated(theorem: str, data: st.DataObject) -> 
 # How much work an audit is
 
 
-def test_work_is_counted_beforehand() -> None:
+def test_the_work_of_a_trial_is_counted_by_its_simulated_steps() -> None:
     long = {"steps": 1000, "learning_rate": 0.01}
     assert work(terms_of([sgd("a", **long)], {"a": 1.0}, "joint_release")) == 1
     sampled = {"sampling": "poisson", "sampling_rate": 0.5, "adjacency": "add_remove"}
@@ -324,7 +324,7 @@ def test_work_is_counted_beforehand() -> None:
     assert work(terms_of(totals, {"a": 0.5, "b": 0.5}, "merged_trajectory", release_noise=1.0)) == 2001
 
 
-def test_a_draw_between_candidates_takes_what_they_take_on_average() -> None:
+def test_the_work_of_a_draw_is_the_average_of_its_candidates() -> None:
     terms = planned("mnist", 0.6, "select")
     attack = release_attack(terms)
     assert attack.gaussian
@@ -332,55 +332,57 @@ def test_a_draw_between_candidates_takes_what_they_take_on_average() -> None:
     assert work(terms) == pytest.approx(2.0)
 
 
-def test_refused_more_work_than_anybody_waits_for() -> None:
+def test_more_work_than_the_limit_is_refused() -> None:
     sampled = {"sampling": "poisson", "sampling_rate": 0.5, "adjacency": "add_remove", "steps": 1000}
     terms = terms_of([sgd("a", learning_rate=0.01, **sampled)], {"a": 1.0}, "joint_release")
-    with pytest.raises(InvalidInput, match=r"trials: got 20000000; accepted: at most 10000000: a trial .* takes 2000"):
+    with pytest.raises(
+        InvalidInputError, match=r"trials: got 20000000; accepted: at most 10000000: a trial .* takes 2000"
+    ):
         audited(terms, 20_000_000)
 
 
 # What cannot be attacked
 
 
-def test_refused_a_bare_guarantee() -> None:
+def test_a_bare_guarantee_is_refused() -> None:
     facts = {"kind": "approximate_dp", "points": [{"epsilon": 1.0, "delta": 1e-5}]}
-    with pytest.raises(InvalidInput, match="nothing to simulate"):
+    with pytest.raises(InvalidInputError, match="nothing to simulate"):
         audited(terms_of([manifest("a", mechanism=facts)], {"a": 1.0}, "joint_release"))
 
 
-def test_refused_hidden_state_of_models_not_known_to_be_smooth() -> None:
-    with pytest.raises(InvalidInput, match=r"a\.stretches: got nothing"):
+def test_hidden_state_of_models_not_known_to_be_smooth_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match=r"a\.stretches: got nothing"):
         release_attack(terms_of([sgd("a")], {"a": 1.0}, "hidden_state"))
 
 
-def test_refused_hidden_state_of_sampled_batches() -> None:
+def test_hidden_state_of_sampled_batches_is_refused() -> None:
     smooth = {"smoothness": {"kind": "declared", "beta": 0.1, "records": 2, "vouched_by": "us"}}
     sampled = {"sampling": "poisson", "sampling_rate": 0.5, "adjacency": "add_remove"}
-    with pytest.raises(InvalidInput, match=r"a\.sampling: got 'poisson'; accepted: full_batch"):
+    with pytest.raises(InvalidInputError, match=r"a\.sampling: got 'poisson'; accepted: full_batch"):
         release_attack(terms_of([sgd("a", **smooth, **sampled)], {"a": 1.0}, "hidden_state"))
 
 
-def test_refused_a_sampled_average_of_several_steps() -> None:
+def test_a_sampled_average_of_several_steps_is_refused() -> None:
     sampled = {"sampling": "poisson", "sampling_rate": 0.5, "adjacency": "add_remove"}
     terms = terms_of([sgd("a", **sampled), sgd("b", **sampled)], {"a": 0.5, "b": 0.5}, "merged_trajectory")
-    with pytest.raises(InvalidInput, match=r"a\.sampling"):
+    with pytest.raises(InvalidInputError, match=r"a\.sampling"):
         release_attack(terms)
 
 
-def test_refused_updates_that_are_not_linear() -> None:
+def test_updates_that_are_not_linear_are_refused() -> None:
     adam = {"name": "adam"}
     runs = [sgd("a", optimizer=adam), sgd("b")]
-    with pytest.raises(InvalidInput, match=r"a\.optimizer: got 'adam'"):
+    with pytest.raises(InvalidInputError, match=r"a\.optimizer: got 'adam'"):
         release_attack(terms_of(runs, {"a": 0.5, "b": 0.5}, "last_step"))
 
 
-def test_what_has_no_price_cannot_be_compared() -> None:
+def test_a_release_without_a_guarantee_is_refused() -> None:
     sampled = {"sampling": "poisson", "sampling_rate": 0.5, "clipping": "aggregate"}
-    with pytest.raises(NoGuarantee):
+    with pytest.raises(NoGuaranteeError):
         audited(terms_of([sgd("a", **sampled)], {"a": 1.0}, "joint_release"))
 
 
-def test_the_same_seed_finds_the_same() -> None:
+def test_the_same_seed_finds_the_same_bound() -> None:
     terms = planned("mnist", 0.6, "select")
     first, second = (audit_release(terms, delta=DELTA, trials=5000, confidence=0.95, seed=3) for _ in range(2))
     assert first.estimate.bound == second.estimate.bound
@@ -416,7 +418,7 @@ def test_a_loss_is_not_given_slopes_that_it_cannot_have() -> None:
     assert audited(terms_of(runs, {"a": 0.95, "b": 0.05}, "merged_trajectory")).verdict != "violated"
 
 
-def test_gradients_that_enter_no_model_are_not_told() -> None:
+def test_gradients_of_rate_zero_do_not_count_in_the_attack() -> None:
     runs = [
         sgd("a", steps=3, noise_multiplier=4.0, learning_rate=[0.0, 1.0, 0.0]),
         sgd("b", steps=3, noise_multiplier=2.0, learning_rate=1.0),
@@ -436,7 +438,7 @@ def test_a_choice_that_is_not_paid_for_is_not_called_proved() -> None:
     assert (found.claim.proved, found.claim.by) == (False, "joint_release, not counting how it was chosen")
 
 
-def test_shuffled_batches_stopped_within_an_epoch() -> None:
+def test_shuffled_batches_stopped_within_an_epoch_are_tight() -> None:
     """Two of three steps of the second epoch: the record is in the less noisy of those two."""
     noises = [{"steps": 1, "noise_multiplier": n, "clip_norm": 1.0, "learning_rate": 0.5} for n in (4, 2, 8, 5, 3, 1)]
     run = sgd("a", sampling="shuffled", steps_per_epoch=3, blocks=noises)
@@ -445,26 +447,26 @@ def test_shuffled_batches_stopped_within_an_epoch() -> None:
     assert found.claim.mu == pytest.approx(2 * np.hypot(1 / 2, 1 / 3))
 
 
-def test_how_many_trials_a_release_needs() -> None:
+def test_a_draw_needs_more_trials_than_one_candidate() -> None:
     drawn, single = planned("mnist", 0.6, "select"), planned("mnist", 0.6, "combine")
     asked = {"delta": DELTA, "confidence": 0.95, "power": 0.9}
     assert release_trials(drawn, **asked) > release_trials(single, **asked)  # all limits of a draw share the error
     free = terms_of([sgd("a", learning_rate=0.0)], {"a": 1.0}, "merged_trajectory")
-    with pytest.raises(InvalidInput, match="a release with a finite ε above 0"):
+    with pytest.raises(InvalidInputError, match="a release with a finite ε above 0"):
         release_trials(free, **asked)
 
 
 ANCESTRY = {"start": "private", "run": "parent", "step": 2}
 
 
-def test_what_runs_with_a_shared_map_started_from_is_seen_too() -> None:
+def test_an_attack_on_runs_with_a_shared_map_sees_what_they_started_from() -> None:
     shared = {"affine_map": {"id": "mean", "vouched_by": "the tests"}, "ancestry": ANCESTRY}
     runs = [sgd("parent", noise_multiplier=3.0), sgd("a", **shared), sgd("b", noise_multiplier=9.0, **shared)]
     found = audited(terms_of(runs, {"a": 0.5, "b": 0.5}, "merged_trajectory", ancestors={"parent": 2}))
     assert (found.claim.proved, found.verdict) == (True, "tight")
 
 
-def test_what_a_smooth_run_started_from_is_seen_too() -> None:
+def test_an_attack_on_a_smooth_run_sees_what_it_started_from() -> None:
     """Its stated smoothness does not cover where it began."""
     smooth = {"kind": "huber", "feature_bound": 0.1, "records": 100, "vouched_by": "the tests"}
     runs = [sgd("parent", noise_multiplier=0.5), sgd("a", smoothness=smooth, ancestry=ANCESTRY)]
@@ -474,7 +476,7 @@ def test_what_a_smooth_run_started_from_is_seen_too() -> None:
 
 
 @pytest.mark.parametrize(("momentum", "one"), [(0.0, True), (0.9, False)])
-def test_momentum_carries_a_step_of_rate_zero_on(momentum: float, one: bool) -> None:
+def test_a_step_of_rate_zero_counts_only_with_momentum(momentum: float, one: bool) -> None:
     runs = schedules_of(
         terms_of(
             [sgd("a", steps=2, learning_rate=[0.0, 1.0], momentum=momentum)], {"a": 1.0}, "joint_release"

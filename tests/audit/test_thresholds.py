@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from audit.mechanisms import gaussian, laplace, randomised_response, scores
-from dpmerge.audit import thresholds
-from dpmerge.audit.counting import clopper_pearson, epsilon_from_rates
-from dpmerge.audit.thresholds import (
+from dpmerge.auditing import thresholds
+from dpmerge.auditing.counting_estimator import clopper_pearson, epsilon_from_rates
+from dpmerge.auditing.thresholds import (
     all_thresholds,
     all_thresholds_delta,
     best_threshold,
@@ -26,7 +26,7 @@ from dpmerge.audit.thresholds import (
     split_threshold,
     split_threshold_delta,
 )
-from dpmerge.errors import InvalidInput
+from dpmerge.errors import InvalidInputError
 
 OTHER = json.loads((Path(__file__).parents[1] / "data" / "jax_privacy_values.json").read_text())["samples"]
 CASES = [(name, case) for name, sample in OTHER.items() for case in sample["cases"]]
@@ -50,7 +50,7 @@ def test_a_fixed_threshold_agrees_with_another_auditor(name: str, case: dict[str
 
 
 @pytest.mark.parametrize(("name", "case"), CASES, ids=NAMES)
-def test_all_thresholds_of_another_auditor(name: str, case: dict[str, Any]) -> None:
+def test_all_thresholds_show_no_more_than_those_of_another_auditor(name: str, case: dict[str, Any]) -> None:
     """It divides the error among the thresholds on the hull of the ROC curve, which the scores themselves pick.
 
     With its thresholds and its share of the error ours give its number. Our own pays for a ladder that is fixed
@@ -97,7 +97,9 @@ def test_bounds_fall_with_delta_and_with_epsilon(absent: list[float], present: l
 
 
 @given(few_scores, few_scores, st.integers(-4, 4), deltas)
-def test_both_ways_are_covered(absent: list[float], present: list[float], cut: int, delta: float) -> None:
+def test_worlds_and_scores_turned_around_show_the_same(
+    absent: list[float], present: list[float], cut: int, delta: float
+) -> None:
     """Seen from the other world, with scores turned around, the same is shown."""
     turned = [-x for x in present], [-x for x in absent]
     one = fixed_threshold(absent, present, cut - 0.5, delta=delta, confidence=0.9)
@@ -111,7 +113,7 @@ def test_a_score_at_the_threshold_counts() -> None:
     assert above == 0
 
 
-def test_infinite_scores_are_scores() -> None:
+def test_infinite_scores_are_counted() -> None:
     worlds = [-math.inf] * 30 + [0.0] * 30, [math.inf] * 30 + [0.0] * 30
     cut = best_threshold(*worlds, delta=0.0, confidence=0.9)
     assert fixed_threshold(*worlds, cut, delta=0.0, confidence=0.9) > 1.5
@@ -176,7 +178,7 @@ def test_all_thresholds_show_no_more_than_the_best_of_them(
     assert 0 <= all_thresholds_delta(absent, present, epsilon=0.5, confidence=0.8) <= shown
 
 
-def test_looking_at_all_thresholds_is_paid_for() -> None:
+def test_all_thresholds_tell_worlds_that_are_alike_apart_no_more_often_than_stated() -> None:
     """Two worlds that are alike: something is shown in at most 5 % of samples, at a confidence of 95 %.
 
     The largest of the uncorrected bounds is no bound, and this same check says so. One world has many more scores than
@@ -195,7 +197,7 @@ def test_looking_at_all_thresholds_is_paid_for() -> None:
 
 
 @pytest.mark.parametrize("mu", [1.0, 3.0])
-def test_all_thresholds_cost_little(mu: float) -> None:
+def test_all_thresholds_show_more_than_a_bonferroni_correction(mu: float) -> None:
     """Bonferroni's correction over as many thresholds as scores would show less."""
     absent, present = scores(gaussian(mu), 20_000, 8)
     ours = all_thresholds(absent, present, delta=1e-5, confidence=0.95)
@@ -204,7 +206,7 @@ def test_all_thresholds_cost_little(mu: float) -> None:
     assert ours > max(fixed_threshold(absent, present, cut, delta=1e-5, confidence=corrected) for cut in cuts)
 
 
-def test_all_thresholds_see_both_tails() -> None:
+def test_all_thresholds_show_a_leak_in_either_tail() -> None:
     """Turned around, the strong way of a one-sided leak is the other one; the ladder is dense at both ends."""
     rng = np.random.default_rng(2)
     absent = rng.random(4000)
@@ -232,7 +234,7 @@ def test_a_split_counts_scores_that_did_not_choose() -> None:
     assert 0.3 < shown_delta < 1 - math.exp(-0.5)
 
 
-def test_few_scores_give_numbers() -> None:
+def test_few_scores_give_finite_bounds() -> None:
     for size in range(1, 12):
         worlds = np.zeros(size), np.ones(size)
         for bound in (
@@ -255,7 +257,7 @@ def test_few_scores_give_numbers() -> None:
         ([1.0], [[1.0]], "present"),
     ],
 )
-def test_scores_that_are_refused(absent: Any, present: Any, field: str) -> None:
+def test_invalid_scores_are_refused_by_the_name_of_the_field(absent: Any, present: Any, field: str) -> None:
     terms = {"delta": 1e-5, "confidence": 0.95}
     for bound in (
         lambda: fixed_threshold(absent, present, 0.0, **terms),
@@ -263,12 +265,12 @@ def test_scores_that_are_refused(absent: Any, present: Any, field: str) -> None:
         lambda: all_thresholds(absent, present, **terms),
         lambda: split_threshold(absent, present, rng=np.random.default_rng(0), **terms),
     ):
-        with pytest.raises(InvalidInput) as error:
+        with pytest.raises(InvalidInputError) as error:
             bound()
         assert error.value.field == field
 
 
-def test_terms_that_are_refused() -> None:
+def test_invalid_terms_are_refused_by_the_name_of_the_field() -> None:
     worlds = [0.0, 1.0], [1.0, 2.0]
     for field, bound in (
         ("threshold", lambda: fixed_threshold(*worlds, math.nan, delta=1e-5, confidence=0.95)),
@@ -279,12 +281,12 @@ def test_terms_that_are_refused() -> None:
         ("trials", lambda: best_threshold(*worlds, delta=1e-5, confidence=0.9, trials=0)),
         ("scores", lambda: split_threshold([0.0], [1.0], delta=0.0, confidence=0.9, rng=np.random.default_rng(0))),
     ):
-        with pytest.raises(InvalidInput) as error:
+        with pytest.raises(InvalidInputError) as error:
             bound()
         assert error.value.field == field
 
 
-def test_each_of_both_limits_at_every_rung_pays_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_limit_at_every_rung_has_an_equal_share_of_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """K rungs, two limits each: any of them may fail with (1 − confidence) / 2K."""
     asked: list[tuple[int, float]] = []
     exact = thresholds.clopper_pearson
@@ -300,7 +302,7 @@ def test_each_of_both_limits_at_every_rung_pays_its_share(monkeypatch: pytest.Mo
     assert confidence == same == pytest.approx(1 - 0.1 / (2 * rungs))
 
 
-def test_a_split_does_not_show_its_choice_what_it_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_split_chooses_and_counts_on_different_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: dict[str, set[float]] = {}
 
     def best(absent: Any, present: Any, *_: Any) -> float:

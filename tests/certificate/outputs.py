@@ -10,22 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpmerge.certificate.card import CARD_NAME, model_card
-from dpmerge.certificate.commitments import CertifiedFile, commitment, release_salt, salt_of
-from dpmerge.certificate.envelope import CERTIFICATE_NAME, certificate_bytes, read_certificate
+from dpmerge.certificate.commitments import CertifiedFile, release_salt
+from dpmerge.certificate.dsse import CERTIFICATE_NAME, certificate_bytes, read_certificate
 from dpmerge.certificate.keys import read_private
-from dpmerge.certificate.predicate import (
-    Declared,
-    Input,
-    LedgerEntry,
-    PortfolioFacts,
-    Target,
-    Version,
-    input_names,
-)
-from dpmerge.planning.planned import Planned
-from dpmerge.planning.terms import Terms
+from dpmerge.certificate.model_card import CARD_NAME, model_card
+from dpmerge.certificate.predicate import Input, LedgerEntry, Predicate, Target, Version
+from dpmerge.planning.plan import Plan
 from dpmerge.portfolio.portfolio import Portfolio
+from dpmerge.releasing.commitment_salt import checkpoint_commitment, salt_of
+from dpmerge.releasing.settings import portfolio_facts
+from dpmerge.terms.release_terms import ReleaseTerms
 
 RELEASE = "0123456789abcdef0123456789abcdef"
 
@@ -35,7 +29,7 @@ class Output:
     """A folder with a certified model in it, and what was declared about it."""
 
     path: Path
-    declared: Declared
+    declared: Predicate
     portfolio: Portfolio
 
     @property
@@ -53,7 +47,9 @@ class Output:
         return self.path
 
 
-def declaration(portfolio: Portfolio, terms: Terms, target: Target, version: Version, **overrides: Any) -> Declared:
+def declaration(
+    portfolio: Portfolio, terms: ReleaseTerms, target: Target, version: Version, **overrides: Any
+) -> Predicate:
     salt = release_salt(salt_of(portfolio, create=True), RELEASE)
     given: dict[str, Any] = {
         "release": RELEASE,
@@ -61,25 +57,25 @@ def declaration(portfolio: Portfolio, terms: Terms, target: Target, version: Ver
         "target": target,
         "terms": terms,
         "final": terms.is_final,
-        "portfolio": PortfolioFacts.of(portfolio, terms),
+        "portfolio": portfolio_facts(portfolio, terms),
         "inputs": [
-            Input(run=run, step=step, commitment=commitment(portfolio, run, step, salt))
-            for run, step in input_names(terms)
+            Input(run=each.run, step=each.step, commitment=checkpoint_commitment(portfolio, each, salt))
+            for each in terms.inputs
         ],
         "draw_number": 1 if version > 1 and len(terms.candidates) > 1 else None,
         "ledger": LedgerEntry(id="f" * 32, entry=3, hash="e" * 64),
         "tools": {"dpmerge": "0.1.0"},
     }
-    return Declared(**(given | overrides))
+    return Predicate(**(given | overrides))
 
 
 def certified(
     folder: Path,
-    planned: Planned,
+    planned: Plan,
     *,
     key: Path | None = None,
     files: Mapping[str, bytes] | None = None,
-    version: Version = 2,
+    version: Version = 3,
     **overrides: Any,
 ) -> Output:
     """Write a model of a few bytes with its certificate and card."""
@@ -91,9 +87,9 @@ def certified(
     declared = declaration(planned.portfolio, planned.terms, target, version, **overrides)
     written = {name: CertifiedFile(hashlib.sha256(c).hexdigest(), len(c)) for name, c in contents.items()}
     if version > 1:
-        declared = declared.bound(written, release_salt(salt_of(planned.portfolio), declared.release))
+        declared = declared.bound(written, release_salt(salt_of(planned.portfolio), declared.release), version)
     text = certificate_bytes(declared, written, None if key is None else read_private(key), version)
     (folder / CERTIFICATE_NAME).write_bytes(text)
     certificate = read_certificate(text)
-    (folder / CARD_NAME).write_text(model_card(certificate.content, certificate.files))
+    (folder / CARD_NAME).write_text(model_card(certificate.content, certificate.files, certificate.version))
     return Output(folder, declared, planned.portfolio)

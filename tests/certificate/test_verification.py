@@ -11,20 +11,21 @@ from typing import Any
 import pytest
 
 from certificate.outputs import Output, certified
+from dpmerge.accounting.rounding import down, up
 from dpmerge.certificate import keys
 from dpmerge.certificate.audited import Audited
-from dpmerge.certificate.card import CARD_NAME
 from dpmerge.certificate.checks import Verification
-from dpmerge.certificate.commitments import SALT_NAME
-from dpmerge.certificate.envelope import CERTIFICATE_NAME
-from dpmerge.certificate.figures import down, up
+from dpmerge.certificate.dsse import CERTIFICATE_NAME
+from dpmerge.certificate.model_card import CARD_NAME
 from dpmerge.certificate.predicate import derived
-from dpmerge.errors import InvalidInput
-from dpmerge.planning.planned import Planned, stated_weights
+from dpmerge.errors import InvalidInputError
+from dpmerge.planning.plan import Plan
 from dpmerge.planning.planner import plan
-from dpmerge.planning.target import Guarantee
+from dpmerge.planning.stated_weights import stated_weights
 from dpmerge.portfolio.portfolio import Portfolio
+from dpmerge.releasing.commitment_salt import SALT_NAME
 from dpmerge.releasing.verifying import verify
+from dpmerge.terms.guarantee import Guarantee
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 KINDS = ("selection", "average", "final")
@@ -39,12 +40,12 @@ def portfolios(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Portfolio]
 
 
 @pytest.fixture(scope="module")
-def plans(portfolios: dict[str, Portfolio]) -> dict[str, Planned]:
+def plans(portfolios: dict[str, Portfolio]) -> dict[str, Plan]:
     mnist, probe = portfolios["mnist"], portfolios["probe"]
     return {
-        "selection": Planned.of(plan(mnist, Guarantee(epsilon=0.12, delta=1e-5))),
-        "average": Planned.of(plan(mnist, Guarantee(epsilon=0.8, delta=1e-5))),
-        "final": Planned.of(plan(probe, Guarantee(epsilon=0.3, delta=1e-5))),
+        "selection": plan(mnist, Guarantee(epsilon=0.12, delta=1e-5)),
+        "average": plan(mnist, Guarantee(epsilon=0.8, delta=1e-5)),
+        "final": plan(probe, Guarantee(epsilon=0.3, delta=1e-5)),
     }
 
 
@@ -60,17 +61,17 @@ def public(key: Path) -> Path:
 
 
 @pytest.fixture(params=KINDS)
-def output(request: pytest.FixtureRequest, tmp_path: Path, plans: dict[str, Planned]) -> Output:
+def output(request: pytest.FixtureRequest, tmp_path: Path, plans: dict[str, Plan]) -> Output:
     return certified(tmp_path / "out", plans[request.param])
 
 
 @pytest.fixture
-def average(tmp_path: Path, plans: dict[str, Planned]) -> Output:
+def average(tmp_path: Path, plans: dict[str, Plan]) -> Output:
     return certified(tmp_path / "out", plans["average"])
 
 
 @pytest.fixture
-def selection(tmp_path: Path, plans: dict[str, Planned]) -> Output:
+def selection(tmp_path: Path, plans: dict[str, Plan]) -> Output:
     return certified(tmp_path / "out", plans["selection"])
 
 
@@ -84,18 +85,18 @@ class TestWhatHolds:
         assert result.verified, result.problems
         assert {c.name: c.passed for c in result.checks}["signature"] is None
 
-    def test_and_with_its_portfolio(self, output: Output) -> None:
+    def test_an_output_verifies_beside_its_portfolio_without_a_ledger(self, output: Output) -> None:
         result = verify(output.path, portfolio=output.portfolio)
         assert result.verified, result.problems
         assert {"manifests", "commitments", "binding"} <= {c.name for c in result.checks if c.passed}
         assert {c.name: c.passed for c in result.checks}["ledger"] is None, "there is none to ask"
 
-    def test_a_signature_is_checked_with_its_key(self, tmp_path: Path, plans: dict[str, Planned], key: Path) -> None:
+    def test_a_signature_is_checked_with_its_key(self, tmp_path: Path, plans: dict[str, Plan], key: Path) -> None:
         signed = certified(tmp_path / "out", plans["average"], key=key)
         assert {c.name: c.passed for c in verify(signed.path, key=public(key)).checks}["signature"] is True
 
     def test_a_signature_without_a_key_is_reported_as_unchecked(
-        self, tmp_path: Path, plans: dict[str, Planned], key: Path
+        self, tmp_path: Path, plans: dict[str, Plan], key: Path
     ) -> None:
         result = verify(certified(tmp_path / "out", plans["average"], key=key).path)
         assert result.verified
@@ -103,7 +104,7 @@ class TestWhatHolds:
             ("signed, but no key was given to check it with",)
         ]
 
-    def test_the_same_release_gives_the_same_bytes(self, tmp_path: Path, plans: dict[str, Planned], key: Path) -> None:
+    def test_the_same_release_gives_the_same_bytes(self, tmp_path: Path, plans: dict[str, Plan], key: Path) -> None:
         one, other = (certified(tmp_path / name, plans["selection"], key=key).path for name in ("one", "other"))
         for name in (CERTIFICATE_NAME, CARD_NAME):
             assert (one / name).read_bytes() == (other / name).read_bytes()
@@ -129,7 +130,7 @@ class TestFigures:
     def test_are_rounded_to_six_digits(self, value: float, above: float, below: float) -> None:
         assert (up(value), down(value)) == (above, below)
 
-    def test_infinity_is_a_word(self) -> None:
+    def test_infinity_is_written_as_the_word_inf(self) -> None:
         assert up(float("inf")) == "inf"
 
 
@@ -162,7 +163,7 @@ def _place(value: float) -> int:
 
 
 @pytest.mark.parametrize("what", DERIVED)
-def test_what_follows_from_the_terms_cannot_be_changed(output: Output, what: str) -> None:
+def test_a_changed_figure_that_follows_from_the_terms_fails_verification(output: Output, what: str) -> None:
     field, inner, change = DERIVED[what]
 
     def tamper(statement: dict[str, Any]) -> None:
@@ -177,18 +178,18 @@ def test_what_follows_from_the_terms_cannot_be_changed(output: Output, what: str
     assert not result.verified
 
 
-def test_a_field_that_nobody_knows_is_found(average: Output) -> None:
+def test_an_unknown_field_in_a_certificate_is_a_problem_that_names_it(average: Output) -> None:
     result = verify(average.tampered(lambda s: s["predicate"].update(approvedBy="everybody")))
     assert [p for p in result.problems if "approvedBy" in p]
 
 
-def test_a_field_that_is_missing_is_found(average: Output) -> None:
+def test_a_missing_field_in_a_certificate_is_a_problem_that_names_it(average: Output) -> None:
     for name in ("guarantee", "caveats", "setting"):
         path = average.tampered(lambda s, name=name: s["predicate"].pop(name))
         assert f"guarantee: {name} is missing" in verify(path).problems
 
 
-def test_every_reason_is_listed(average: Output) -> None:
+def test_every_reason_for_a_failed_verification_is_listed(average: Output) -> None:
     (average.path / "model.safetensors").write_bytes(b"other")
 
     def tamper(statement: dict[str, Any]) -> None:
@@ -219,19 +220,19 @@ TERMS = {
 
 
 @pytest.mark.parametrize("what", TERMS)
-def test_terms_that_were_changed_no_longer_give_the_figures(selection: Output, what: str) -> None:
+def test_changed_terms_fail_verification(selection: Output, what: str) -> None:
     result = verify(selection.tampered(lambda s: TERMS[what](s["predicate"]["terms"])))
     assert failing(result) & {"guarantee", "schema"}, what
 
 
-def test_probabilities_that_were_changed_no_longer_give_the_figures(selection: Output) -> None:
+def test_swapped_probabilities_fail_verification(selection: Output) -> None:
     def swap(statement: dict[str, Any]) -> None:
         statement["predicate"]["terms"]["probabilities"].reverse()
 
     assert "guarantee" in failing(verify(selection.tampered(swap)))
 
 
-def test_probabilities_that_no_draw_has_are_refused(selection: Output) -> None:
+def test_probabilities_that_no_draw_has_fail_verification_by_the_schema(selection: Output) -> None:
     def round_them(statement: dict[str, Any]) -> None:
         statement["predicate"]["terms"]["probabilities"] = [0.1, 0.9]
 
@@ -248,7 +249,7 @@ DECLARED = {
 
 
 @pytest.mark.parametrize("what", DECLARED)
-def test_what_is_declared_is_compared_with_the_portfolio(average: Output, what: str) -> None:
+def test_a_declaration_other_than_the_portfolios_fails_verification_beside_it(average: Output, what: str) -> None:
     path = average.tampered(lambda s: DECLARED[what](s["predicate"]))
     found = failing(verify(path, portfolio=average.portfolio))
     assert found & {"manifests", "commitments"}, what
@@ -268,13 +269,15 @@ WHATEVER = {
 
 
 @pytest.mark.parametrize("what", WHATEVER)
-def test_whatever_is_declared_is_bound(selection: Output, what: str) -> None:
+def test_a_changed_declaration_no_longer_fits_its_binding(selection: Output, what: str) -> None:
     result = verify(selection.tampered(WHATEVER[what]), portfolio=selection.portfolio)
     assert "binding" in failing(result), what
 
 
 @pytest.mark.parametrize("what", [*WHATEVER, *DECLARED, *TERMS])
-def test_a_signature_covers_everything(tmp_path: Path, plans: dict[str, Planned], key: Path, what: str) -> None:
+def test_a_signature_fails_verification_after_any_change_of_the_certificate(
+    tmp_path: Path, plans: dict[str, Plan], key: Path, what: str
+) -> None:
     signed = certified(tmp_path / "out", plans["selection"], key=key)
     changes = WHATEVER | {name: (lambda s, c=c: c(s["predicate"])) for name, c in DECLARED.items()}
     changes |= {name: (lambda s, c=c: c(s["predicate"]["terms"])) for name, c in TERMS.items()}
@@ -282,7 +285,7 @@ def test_a_signature_covers_everything(tmp_path: Path, plans: dict[str, Planned]
 
 
 class TestSignatures:
-    def test_a_changed_signature(self, tmp_path: Path, plans: dict[str, Planned], key: Path) -> None:
+    def test_a_changed_signature_fails_verification(self, tmp_path: Path, plans: dict[str, Plan], key: Path) -> None:
         out = certified(tmp_path / "out", plans["average"], key=key).path
         envelope = json.loads((out / CERTIFICATE_NAME).read_text())
         signature = bytearray(base64.b64decode(envelope["signatures"][0]["sig"]))
@@ -291,26 +294,32 @@ class TestSignatures:
         (out / CERTIFICATE_NAME).write_text(json.dumps(envelope))
         assert failing(verify(out, key=public(key))) == {"signature"}
 
-    def test_a_signature_that_is_not_base64(self, tmp_path: Path, plans: dict[str, Planned], key: Path) -> None:
+    def test_a_signature_that_is_not_base64_fails_verification(
+        self, tmp_path: Path, plans: dict[str, Plan], key: Path
+    ) -> None:
         out = certified(tmp_path / "out", plans["average"], key=key).path
         envelope = json.loads((out / CERTIFICATE_NAME).read_text())
         envelope["signatures"][0]["sig"] = "!"
         (out / CERTIFICATE_NAME).write_text(json.dumps(envelope))
         assert failing(verify(out, key=public(key))) == {"signature"}
 
-    def test_one_of_another_key(self, tmp_path: Path, plans: dict[str, Planned], key: Path) -> None:
+    def test_a_signature_of_another_key_fails_verification(
+        self, tmp_path: Path, plans: dict[str, Plan], key: Path
+    ) -> None:
         other, _ = keys.generate(tmp_path / "other.pem")
         assert failing(verify(certified(tmp_path / "out", plans["average"], key=key).path, key=other)) == {"signature"}
 
-    def test_one_that_was_taken_off(self, tmp_path: Path, plans: dict[str, Planned], key: Path) -> None:
+    def test_a_removed_signature_fails_verification_only_where_a_key_is_given(
+        self, tmp_path: Path, plans: dict[str, Plan], key: Path
+    ) -> None:
         out = certified(tmp_path / "out", plans["average"], key=key).path
         envelope = json.loads((out / CERTIFICATE_NAME).read_text())
         (out / CERTIFICATE_NAME).write_text(json.dumps({**envelope, "signatures": []}))
         assert failing(verify(out, key=public(key))) == {"signature"}
         assert verify(out).verified
 
-    def test_one_that_does_not_count_beside_one_that_does(
-        self, tmp_path: Path, plans: dict[str, Planned], key: Path
+    def test_an_invalid_signature_beside_a_valid_one_does_not_fail_verification(
+        self, tmp_path: Path, plans: dict[str, Plan], key: Path
     ) -> None:
         out = certified(tmp_path / "out", plans["average"], key=key).path
         envelope = json.loads((out / CERTIFICATE_NAME).read_text())
@@ -319,66 +328,66 @@ class TestSignatures:
             (out / CERTIFICATE_NAME).write_text(json.dumps({**envelope, "signatures": order}))
             assert verify(out, key=public(key)).verified
 
-    def test_a_private_key_is_not_for_checking(self, key: Path, average: Output) -> None:
-        with pytest.raises(InvalidInput, match="got a private key; accepted: an ed25519 public key"):
+    def test_verifying_with_a_private_key_is_refused(self, key: Path, average: Output) -> None:
+        with pytest.raises(InvalidInputError, match="got a private key; accepted: an ed25519 public key"):
             verify(average.path, key=key)
 
-    def test_no_key_is_ever_overwritten(self, key: Path) -> None:
+    def test_generating_a_key_over_an_existing_one_is_refused(self, key: Path) -> None:
         before = key.read_bytes()
-        with pytest.raises(InvalidInput, match="no key is ever overwritten"):
+        with pytest.raises(InvalidInputError, match="no key is ever overwritten"):
             keys.generate(key)
         assert key.read_bytes() == before
 
-    def test_a_private_key_is_for_its_owner(self, key: Path) -> None:
+    def test_a_generated_private_key_is_readable_by_its_owner_alone(self, key: Path) -> None:
         assert key.stat().st_mode & 0o777 == 0o600
 
-    def test_a_file_that_is_no_key(self, tmp_path: Path, average: Output) -> None:
+    def test_reading_a_file_that_is_no_key_is_refused(self, tmp_path: Path, average: Output) -> None:
         (tmp_path / "none").write_text("none")
         for read in (keys.read_private, keys.read_public):
-            with pytest.raises(InvalidInput, match="which is none; accepted: an ed25519"):
+            with pytest.raises(InvalidInputError, match="which holds no such key; accepted: an ed25519"):
                 read(tmp_path / "none")
 
 
 class TestFiles:
-    def test_a_changed_byte_in_the_weights(self, average: Output) -> None:
+    def test_changed_weights_fail_verification(self, average: Output) -> None:
         (average.path / "model.safetensors").write_bytes(b"weightt")
         assert verify(average.path).problems == ["files: model.safetensors is not the file that was certified"]
 
-    def test_a_changed_byte_in_a_small_file(self, average: Output) -> None:
+    def test_a_changed_configuration_file_fails_verification(self, average: Output) -> None:
         (average.path / "config.json").write_bytes(b"[]")
         assert failing(verify(average.path)) == {"files"}
 
-    def test_a_changed_byte_in_the_card(self, average: Output) -> None:
+    def test_a_changed_model_card_fails_verification(self, average: Output) -> None:
         card = average.path / CARD_NAME
         card.write_text(card.read_text().replace("ε = 0.7", "ε = 0.6"))
         assert failing(verify(average.path)) == {"model card"}
 
-    def test_a_missing_card(self, average: Output) -> None:
+    def test_a_missing_model_card_fails_verification(self, average: Output) -> None:
         (average.path / CARD_NAME).unlink()
         assert failing(verify(average.path)) == {"model card"}
 
-    def test_a_missing_file(self, average: Output) -> None:
+    def test_a_missing_certified_file_fails_verification(self, average: Output) -> None:
         (average.path / "config.json").unlink()
         assert "config.json cannot be read" in verify(average.path).problems[0]
 
     @pytest.mark.parametrize("name", ["other.safetensors", "sub/pytorch_model.bin", ".gitattributes"])
-    def test_what_nobody_certified(self, average: Output, name: str) -> None:
+    def test_a_file_that_is_not_certified_fails_verification(self, average: Output, name: str) -> None:
         (average.path / name).parent.mkdir(exist_ok=True)
         (average.path / name).write_bytes(b"more")
         assert verify(average.path).problems == [f"files: {name} is not covered by the certificate"]
 
-    def test_other_files_that_are_allowed_are_named_and_do_no_harm(self, average: Output) -> None:
+    def test_an_allowed_extra_file_is_named_and_does_not_fail_verification(self, average: Output) -> None:
         (average.path / ".gitattributes").write_text("x")
         result = verify(average.path, allow_extra=[".gitattributes"])
         assert result.verified
         assert any(".gitattributes" in reason for c in result.checks for reason in c.found)
 
     @pytest.mark.parametrize("name", ["../config.json", "/etc/hostname", "a\\b"])
-    def test_names_that_lead_elsewhere(self, average: Output, name: str) -> None:
+    def test_a_certified_name_that_leads_out_of_the_folder_fails_verification(self, average: Output, name: str) -> None:
         path = average.tampered(lambda s: s["subject"][0].update(name=name))
         assert "leads out of the folder" in " ".join(verify(path).problems)
 
-    def test_a_link_out_of_the_folder(self, average: Output, tmp_path: Path) -> None:
+    def test_a_certified_file_replaced_by_a_link_fails_verification(self, average: Output, tmp_path: Path) -> None:
         (tmp_path / "elsewhere").write_bytes(b"{}")
         (average.path / "config.json").unlink()
         (average.path / "config.json").symlink_to(tmp_path / "elsewhere")
@@ -389,36 +398,40 @@ class TestFiles:
 
 
 class TestForm:
-    def test_no_certificate_cannot_be_verified(self, tmp_path: Path) -> None:
-        with pytest.raises(InvalidInput, match="got no certificate; accepted: a folder that holds"):
+    def test_verifying_a_folder_without_a_certificate_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(InvalidInputError, match="got no certificate; accepted: a folder that holds"):
             verify(tmp_path)
 
     @pytest.mark.parametrize(
         "text",
         ["", "[]", "{", '{"payload": 3}', '{"payload": "e30=", "payloadType": "text/plain", "signatures": []}'],
     )
-    def test_what_is_no_envelope(self, average: Output, text: str) -> None:
+    def test_a_certificate_that_is_no_envelope_fails_verification_by_its_form(self, average: Output, text: str) -> None:
         (average.path / CERTIFICATE_NAME).write_text(text)
         assert failing(verify(average.path)) == {"form"}
 
-    def test_another_predicate(self, average: Output) -> None:
+    def test_another_predicate_type_fails_verification_by_its_form(self, average: Output) -> None:
         assert failing(verify(average.tampered(lambda s: s.update(predicateType="urn:other")))) == {"form"}
 
-    def test_another_statement_type(self, average: Output) -> None:
+    def test_another_statement_type_fails_verification_by_its_form(self, average: Output) -> None:
         path = average.tampered(lambda s: s.update(_type="https://in-toto.io/Statement/v0.1"))
         assert failing(verify(path)) == {"form"}
 
-    def test_a_file_named_twice(self, average: Output) -> None:
+    def test_a_certified_file_named_twice_fails_verification_by_its_form(self, average: Output) -> None:
         path = average.tampered(lambda s: s["subject"].append(s["subject"][0]))
         assert failing(verify(path)) == {"form"}
 
-    def test_a_final_theorem_that_is_not_declared_final(self, tmp_path: Path, plans: dict[str, Planned]) -> None:
+    def test_a_final_theorem_that_is_not_declared_final_fails_verification(
+        self, tmp_path: Path, plans: dict[str, Plan]
+    ) -> None:
         out = certified(tmp_path / "out", plans["final"])
         assert failing(verify(out.tampered(lambda s: s["predicate"].update(final=False)))) == {"schema"}
 
 
 class TestPortfolio:
-    def test_without_its_salt_nothing_opens(self, average: Output, portfolios: dict[str, Portfolio]) -> None:
+    def test_a_missing_or_different_salt_fails_the_commitments(
+        self, average: Output, portfolios: dict[str, Portfolio]
+    ) -> None:
         salt = average.portfolio.path / SALT_NAME
         kept = salt.read_text()
         try:
@@ -430,7 +443,9 @@ class TestPortfolio:
         finally:
             salt.write_text(kept)
 
-    def test_another_portfolio_is_not_it(self, average: Output, portfolios: dict[str, Portfolio]) -> None:
+    def test_another_portfolio_fails_manifests_commitments_and_binding(
+        self, average: Output, portfolios: dict[str, Portfolio]
+    ) -> None:
         found = failing(verify(average.path, portfolio=portfolios["probe"]))
         assert found == {"manifests", "commitments", "binding"}
 
@@ -468,16 +483,22 @@ class TestPortfolio:
         assert "accuracy" not in text
 
 
-def test_two_releases_commit_differently(portfolios: dict[str, Portfolio], tmp_path: Path) -> None:
-    from dpmerge.certificate.commitments import commitment, release_salt, salt_of
+def test_two_releases_of_one_checkpoint_have_different_commitments(
+    portfolios: dict[str, Portfolio], tmp_path: Path
+) -> None:
+    from dpmerge.certificate.commitments import release_salt
+    from dpmerge.releasing.commitment_salt import checkpoint_commitment, salt_of
+    from dpmerge.terms.checkpoint_reference import CheckpointReference
 
     portfolio = portfolios["mnist"]
     salts = [release_salt(salt_of(portfolio, create=True), name) for name in ("a" * 32, "b" * 32)]
-    one, other = (commitment(portfolio, "c2-s32", 20, salt) for salt in salts)
+    one, other = (checkpoint_commitment(portfolio, CheckpointReference("c2-s32", 20), salt) for salt in salts)
     assert one != other
 
 
-def test_weights_that_were_stated_say_who_vouches(portfolios: dict[str, Portfolio], tmp_path: Path) -> None:
+def test_a_certificate_of_stated_weights_says_who_vouches_for_them(
+    portfolios: dict[str, Portfolio], tmp_path: Path
+) -> None:
     target = Guarantee(epsilon=2.0, delta=1e-5)
     planned = stated_weights(portfolios["mnist"], {"c2-s32@20": 0.5, "c2-s64@20": 0.5}, target)
     content = certified(tmp_path / "out", planned).statement["predicate"]
@@ -489,7 +510,7 @@ def test_weights_that_were_stated_say_who_vouches(portfolios: dict[str, Portfoli
     assert premise in content["premises"]
 
 
-def test_a_revealed_draw_is_shown_with_its_own_cost(tmp_path: Path, plans: dict[str, Planned]) -> None:
+def test_a_revealed_draw_is_shown_with_its_own_cost(tmp_path: Path, plans: dict[str, Plan]) -> None:
     out = certified(tmp_path / "out", plans["selection"], drawn=1)
     assert verify(out.path).verified
     own = out.statement["predicate"]["outcomes"][1]["epsilon"]
@@ -501,7 +522,7 @@ class TestAudits:
 
     SHOWN = Audited(lower_bound=0.1, estimator="gaussian", trials=1000, confidence=0.95, seed=0)
 
-    def test_it_is_carried_and_told(self, tmp_path: Path, plans: dict[str, Planned]) -> None:
+    def test_a_certificate_and_its_card_carry_the_audit(self, tmp_path: Path, plans: dict[str, Plan]) -> None:
         out = certified(tmp_path / "out", plans["average"], audit=self.SHOWN)
         assert verify(out.path).verified
         content = out.statement["predicate"]
@@ -512,34 +533,36 @@ class TestAudits:
     @pytest.mark.parametrize(
         ("field", "name", "value"), [("auditFinding", "verdict", "tight"), ("auditFinding", "tightness", 0.95)]
     )
-    def test_a_better_finding_than_follows_is_found(
-        self, tmp_path: Path, plans: dict[str, Planned], field: str, name: str, value: object
+    def test_a_better_finding_than_follows_from_the_audit_fails_verification(
+        self, tmp_path: Path, plans: dict[str, Plan], field: str, name: str, value: object
     ) -> None:
         out = certified(tmp_path / "out", plans["average"], audit=self.SHOWN)
         result = verify(out.tampered(lambda statement: statement["predicate"][field].update({name: value})))
         assert "guarantee" in failing(result)
 
-    def test_a_finding_without_an_audit_is_found(self, average: Output) -> None:
+    def test_a_finding_without_an_audit_fails_verification(self, average: Output) -> None:
         found = {"verdict": "tight", "tightness": 1.0}
         result = verify(average.tampered(lambda s: s["predicate"].update({"auditFinding": found})))
         assert "guarantee" in failing(result)
 
-    def test_a_bound_above_what_is_certified_does_not_verify(self, tmp_path: Path, plans: dict[str, Planned]) -> None:
+    def test_a_bound_above_the_certified_epsilon_fails_verification(
+        self, tmp_path: Path, plans: dict[str, Plan]
+    ) -> None:
         out = certified(tmp_path / "out", plans["average"], audit=self.SHOWN)
         result = verify(out.tampered(lambda s: s["predicate"]["audit"].update({"lowerBound": 50.0})))
         assert "guarantee" in failing(result)
         assert any("at most the certified ε" in problem for problem in result.problems)
 
-    def test_exactly_what_is_certified_is_tight(self) -> None:
+    def test_a_bound_equal_to_the_certified_epsilon_is_tight(self) -> None:
         shown = self.SHOWN.model_copy(update={"lower_bound": 0.7})
         assert shown.judged(0.7) == {"verdict": "tight", "tightness": 1.0}
         assert self.SHOWN.judged(0.1113) == {"verdict": "consistent", "tightness": 0.89}
-        with pytest.raises(InvalidInput, match="at most the certified ε"):
+        with pytest.raises(InvalidInputError, match="at most the certified ε"):
             shown.judged(0.6999999)
 
-    def test_what_is_certified_as_infinite_is_never_reached(self) -> None:
+    def test_an_infinite_certified_epsilon_is_consistent_with_any_bound(self) -> None:
         assert self.SHOWN.judged(float("inf")) == {"verdict": "consistent", "tightness": 0.0}
 
-    def test_of_nothing_there_is_nothing_to_show(self) -> None:
+    def test_a_zero_bound_on_a_zero_epsilon_is_consistent(self) -> None:
         shown = self.SHOWN.model_copy(update={"lower_bound": 0.0})
         assert shown.judged(0.0) == {"verdict": "consistent", "tightness": 0.0}

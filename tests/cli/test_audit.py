@@ -12,12 +12,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import dpmerge as dpm
-from dpmerge.audit import catalogue, findings
-from dpmerge.audit.scenarios.scenario import Scenario
+from dpmerge.accounting import mechanisms
+from dpmerge.auditing import findings, installed_scenarios
 from dpmerge.certificate import audited
-from dpmerge.certificate.envelope import CERTIFICATE_NAME
+from dpmerge.certificate.dsse import CERTIFICATE_NAME
 from dpmerge.cli import app
-from dpmerge.privacy import mechanisms
+from entry_points import declared_scenarios
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -78,8 +78,8 @@ def document(result: Result) -> Any:
     return json.loads(result.stdout)
 
 
-class TestPlans:
-    def test_says_what_is_certified_what_is_shown_and_what_that_means(self, beside: Path) -> None:
+class TestAuditsOfPlans:
+    def test_an_audit_prints_what_is_certified_what_is_shown_and_the_verdict(self, beside: Path) -> None:
         result = audit("combine.json")
         assert result.exit_code == 0, result.output
         assert max(len(line) for line in result.stdout.splitlines()) <= 80
@@ -88,7 +88,7 @@ class TestPlans:
         assert "verdict    tight" in result.stdout
         assert "● true alarms   · the most that joint release allows" in result.stdout
 
-    def test_json_has_every_figure(self, beside: Path) -> None:
+    def test_the_json_of_an_audit_has_every_figure(self, beside: Path) -> None:
         found = document(audit("select.json", "--seed", 7, "--json"))
         assert found["schema"] == "dpmerge/audit/v1"
         assert found["verdict"] == "tight"
@@ -98,7 +98,7 @@ class TestPlans:
         assert found["tightness"] == found["lower_bound"] / found["claimed"]
         assert (found["trials"], found["confidence"], found["seed"]) == (100_000, 0.95, 7)
 
-    def test_the_same_seed_gives_the_same_and_another_another(self, beside: Path) -> None:
+    def test_the_same_seed_gives_the_same_result_and_another_seed_another(self, beside: Path) -> None:
         first, again, other = (
             document(audit("combine.json", "--trials", 1000, "--seed", seed, "--json")) for seed in (1, 1, 2)
         )
@@ -111,7 +111,7 @@ class TestPlans:
         fewer = document(audit("combine.json", "--power", 0.5, "--json"))
         assert fewer["trials"] < found["trials"]
 
-    def test_a_picture_is_drawn(self, beside: Path, tmp_path: Path) -> None:
+    def test_the_picture_of_an_audit_is_written_as_png(self, beside: Path, tmp_path: Path) -> None:
         assert audit("combine.json", "--trials", 1000, "--picture", tmp_path / "roc.png").exit_code == 0
         assert (tmp_path / "roc.png").read_bytes().startswith(b"\x89PNG")
 
@@ -125,8 +125,8 @@ class TestPlans:
         assert "verdict    violated: the attack shows more than is claimed" in result.stdout
 
 
-class TestReleases:
-    def test_a_release_needs_nothing_but_its_certificate(self, here: Path) -> None:
+class TestAuditsOfReleases:
+    def test_a_release_is_audited_with_nothing_but_its_certificate(self, here: Path) -> None:
         assert ran("merge", "mnist", "--epsilon", 0.8, "--delta", "1e-5", "-o", "out").exit_code == 0
         shutil.rmtree("mnist")
         folder, file = (document(ran("audit", p, "--json")) for p in ("out", f"out/{CERTIFICATE_NAME}"))
@@ -134,7 +134,7 @@ class TestReleases:
         assert folder["claimed"] == 0.799697
         assert {**folder, "subject": ""} == {**file, "subject": ""}
 
-    def test_the_certificate_carries_the_result(self, here: Path) -> None:
+    def test_the_certificate_of_a_release_with_audit_carries_its_result(self, here: Path) -> None:
         made = document(ran("merge", "mnist", "--epsilon", 0.8, "--delta", "1e-5", "-o", "out", "--audit", "--json"))
         carried = made["audit"]
         assert 0.72 < carried["lowerBound"] < 0.8
@@ -143,7 +143,7 @@ class TestReleases:
         again = document(ran("audit", "out", "--seed", carried["seed"], "--trials", carried["trials"], "--json"))
         assert again["lower_bound"] == pytest.approx(carried["lowerBound"], rel=1e-5)
 
-    def test_a_certificate_is_known_by_what_is_in_it(self, here: Path) -> None:
+    def test_a_certificate_under_any_file_name_is_audited_as_one(self, here: Path) -> None:
         assert ran("merge", "mnist", "--epsilon", 0.8, "--delta", "1e-5", "-o", "out").exit_code == 0
         shutil.copy(f"out/{CERTIFICATE_NAME}", "anything.json")
         assert document(ran("audit", "anything.json", "--trials", 1000, "--json"))["claimed"] == 0.799697
@@ -174,7 +174,7 @@ class TestReleases:
         assert str(file) in result.stderr
 
     @pytest.mark.parametrize(("stated", "verdict"), [(0.3, "violated"), (100.0, "consistent")])
-    def test_what_is_stated_is_attacked_and_told_to_be_another(
+    def test_a_stated_epsilon_other_than_the_terms_give_is_warned_of_and_attacked(
         self, plans: Path, tmp_path: Path, stated: float, verdict: str
     ) -> None:
         file = restated(plans / "out" / CERTIFICATE_NAME, tmp_path / "c.json", {"epsilon": stated, "delta": 1e-5})
@@ -192,12 +192,14 @@ class TestReleases:
         assert again.exit_code == 0
         assert "not audited again; it is what was released before" in again.stderr
 
-    def test_without_being_asked_it_carries_none(self, here: Path) -> None:
+    def test_a_release_without_audit_carries_none(self, here: Path) -> None:
         made = document(ran("merge", "mnist", "--epsilon", 0.8, "--delta", "1e-5", "-o", "out", "--json"))
         assert made["audit"] is None
         assert "Attacked" not in Path("out/README.md").read_text()
 
-    def test_what_an_attack_refutes_is_not_released(self, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_release_that_its_audit_refutes_is_not_made_or_charged(
+        self, here: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(mechanisms.DpSgd, "sensitivity", property(lambda self: 1))
         result = ran("merge", "mnist", "--epsilon", 0.8, "--delta", "1e-5", "-o", "out", "--audit")
         assert result.exit_code == 1
@@ -205,20 +207,25 @@ class TestReleases:
         assert "nothing was charged or written" in result.stderr
         assert not Path("out").exists()
 
-    def test_the_two_parts_agree_on_what_is_tight(self) -> None:
+    def test_certificates_and_audits_share_the_threshold_of_tight(self) -> None:
         assert audited.TIGHT == findings.TIGHT
 
 
 class TestScenarios:
-    def test_they_are_listed(self) -> None:
+    @pytest.fixture(autouse=True)
+    def _installed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The scenarios that pyproject.toml declares, whatever else is installed here."""
+        monkeypatch.setattr(installed_scenarios, "entry_points", lambda group: declared_scenarios())
+
+    def test_the_scenarios_of_the_package_are_listed(self) -> None:
         result = ran("audit", "--scenario", "list")
         assert result.exit_code == 0
         names = {line.split()[0] for line in result.stdout.splitlines() if line[:1].strip()}
         assert names == set(json.loads(ran("audit", "--scenario", "list", "--json").stdout)["scenarios"])
-        assert {"contraction", "revealed_state", "naive_cap", "canary_one_run"} <= names
+        assert names == {"logistic", "logistic_total_clipped", "logistic_without_noise"}
 
-    def test_one_is_told_in_words_with_every_claim(self) -> None:
-        result = ran("audit", "--scenario", "contraction", "--trials", 20_000)
+    def test_a_scenario_is_printed_with_the_verdict_of_every_claim(self) -> None:
+        result = ran("audit", "--scenario", "logistic", "--trials", 20_000)
         assert result.exit_code == 0, result.output
         assert max(len(line) for line in result.stdout.splitlines()) <= 80
         lines = [line.strip() for line in result.stdout.splitlines() if line.strip()]
@@ -226,52 +233,46 @@ class TestScenarios:
         assert rows["merged trajectory"] == "violated"
         assert rows["hidden state"] == rows["last step"] == rows["joint release"] == "consistent"
 
-    def test_json_says_what_theory_says(self) -> None:
-        found = document(ran("audit", "--scenario", "contraction", "--trials", 20_000, "--json"))
-        (played,) = found["scenarios"]
-        verdicts = {f["claimed_by"]: (f["verdict"], f["false_here"]) for f in played["findings"]}
-        assert verdicts["merged_trajectory"] == ("violated", True)
-        assert verdicts["hidden_state"] == ("consistent", False)
+    @pytest.mark.parametrize("name", ["contraction", "canary_single", "anything"])
+    def test_a_scenario_that_is_not_installed_is_refused_with_where_it_is(self, name: str) -> None:
+        result = ran("audit", "--scenario", name)
+        assert result.exit_code == 2
+        assert len(result.stderr.splitlines()) == 1
+        assert "the paper's others are in the repository: python -m reproduction audit --scenario" in result.stderr
 
-    def test_all_share_one_confidence(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        few = {name: catalogue.scenarios()[name] for name in ("one_step", "contraction")}
-        monkeypatch.setattr(catalogue, "scenarios", lambda: few)
-        monkeypatch.setattr("dpmerge.experiments.canary_names.CANARIES", {})
-        found = document(ran("audit", "--scenario", "all", "--trials", 20_000, "--json"))
-        assert [played["name"] for played in found["scenarios"]] == ["one_step", "contraction"]
-        assert {f["confidence"] for played in found["scenarios"] for f in played["findings"]} == {0.975}
-        table = ran("audit", "--scenario", "all", "--trials", 20_000)
-        assert max(len(line) for line in table.stdout.splitlines()) <= 80
-        assert "one_step" in table.stdout
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            (["combine.json", "--scenario", "logistic"], "got both"),
+            (["--scenario", "x"], "list, all, or one of logistic"),
+            (["--scenario", "logistik"], "did you mean logistic?"),
+            (["--scenario", "logistic", "--power", 0.9], "nothing beside --scenario"),
+            (["--scenario", "logistic", "--portfolio", "mnist"], "nothing beside --scenario"),
+            (["--scenario", "logistic", "--trials", 10], "an integer from 100 to 50000000"),
+            (["--scenario", "all", "--picture", "x.png"], "one scenario"),
+            (["--scenario", "list", "--picture", "x.png"], "one scenario"),
+        ],
+    )
+    def test_bad_input_is_refused_in_one_line(self, arguments: list[object], words: str) -> None:
+        result = ran("audit", *arguments)
+        assert result.exit_code == 2
+        assert words in result.stderr
+        assert len(result.stderr.splitlines()) == 1
 
-    def test_what_is_not_as_theory_says_exits_with_1(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        right = catalogue.scenarios()["one_step"]
-        wrong = tuple(findings.Claim(by=c.by, value=0.5 * (c.value or 0), proved=True) for c in right.claims())
-        broken = Scenario(name="one_step", words="broken", attack=right.attack, claims=lambda: wrong)
-        monkeypatch.setattr(catalogue, "scenarios", lambda: {"one_step": broken})
-        result = ran("audit", "--scenario", "one_step", "--trials", 20_000)
-        assert result.exit_code == 1
-        assert "VIOLATED, though theory says it holds: one_step" in result.stdout
 
-    def test_what_is_not_shown_for_lack_of_trials_is_told_apart(self) -> None:
-        result = ran("audit", "--scenario", "naive_cap", "--trials", 100)
-        assert result.exit_code == 1
-        assert "Not shown, though theory says it is violated: naive_cap; more trials" in " ".join(result.stdout.split())
-        assert "VIOLATED" not in result.stdout
-
-    def test_several_may_be_asked_for(self) -> None:
-        asked = ("--scenario", "one_step", "--scenario", "contraction", "--trials", 20_000, "--json")
-        assert [p["name"] for p in document(ran("audit", *asked))["scenarios"]] == ["one_step", "contraction"]
+def test_the_removed_verb_reproduce_says_where_the_experiments_are() -> None:
+    for arguments in ((), ("mnist", "-o", "results", "--preset", "small"), ("all", "--redraw")):
+        result = ran("reproduce", *arguments)
+        assert result.exit_code == 2
+        assert result.stdout == ""
+        assert "python -m reproduction" in result.stderr
+        assert len(result.stderr.splitlines()) == 2
 
 
 BAD = {
     "neither a release nor a scenario": ([], "accepted: a plan or a release, or --scenario NAME"),
-    "both": (["combine.json", "--scenario", "one_step"], "got both"),
-    "a scenario nobody knows": (["--scenario", "x"], "list, all, or one of single_full_batch"),
     "a plan without its portfolio": (["combine.json"], "--portfolio DIR: a plan names runs"),
     "a folder without a certificate": (["mnist"], "a release's folder or its certificate"),
-    "a name that is nearly one": (["--scenario", "contractoin"], "did you mean contraction?"),
-    "a data folder that is not there": (["--scenario", "canary_single", "--data", "no"], "a folder that exists"),
     "a file that is not there": (["nowhere.json", "--portfolio", "mnist"], "No such file"),
     "too few trials": (["combine.json", "--portfolio", "mnist", "--trials", 10], "an integer from 100 to 50000000"),
     "too many trials": (["combine.json", "--portfolio", "mnist", "--trials", 10**10], "an integer from 100 to"),
@@ -282,8 +283,6 @@ BAD = {
         ["combine.json", "--portfolio", "mnist", "--power", 0.9, "--trials", 1000],
         "nothing beside",
     ),
-    "power beside a scenario": (["--scenario", "one_step", "--power", 0.9], "nothing beside --scenario"),
-    "a picture of all": (["--scenario", "all", "--picture", "x.png"], "one scenario"),
     "a picture nobody can draw": (["combine.json", "--portfolio", "mnist", "--picture", "x.gif"], "ends in .png"),
     "a picture in no folder": (
         ["combine.json", "--portfolio", "mnist", "--picture", "no/x.png"],

@@ -10,6 +10,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from dpmerge.cli import app
+from dpmerge.errors import InvalidInputError
+from dpmerge.portfolio import Portfolio, inspect
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -18,7 +20,7 @@ def inspected(*arguments: object) -> Result:
     return CliRunner().invoke(app, ["inspect", *map(str, arguments)], env={"COLUMNS": "80"})
 
 
-def test_tables_fit_a_terminal_and_figures_are_rounded_up() -> None:
+def test_inspect_tables_fit_80_columns_and_round_epsilon_up() -> None:
     result = inspected(EXAMPLES / "mnist")
     assert result.exit_code == 0
     assert max(len(line) for line in result.stdout.splitlines()) <= 80
@@ -28,7 +30,7 @@ def test_tables_fit_a_terminal_and_figures_are_rounded_up() -> None:
     assert "all 11 runs at step 20" in result.stdout
 
 
-def test_json_has_the_same_at_full_precision() -> None:
+def test_inspect_json_has_every_figure_at_full_precision() -> None:
     document = json.loads(inspected(EXAMPLES / "probe", "--json", "--delta", "1e-6").stdout)
     assert document["delta"] == 1e-6
     assert [run["run"] for run in document["runs"]] == ["s16", "s32", "s64"]
@@ -40,13 +42,13 @@ def test_json_has_the_same_at_full_precision() -> None:
     assert document["joint_release_of_everything"]["epsilon"] > max(epsilons)
 
 
-def test_one_runs_folder_is_a_portfolio() -> None:
+def test_one_run_s_folder_is_inspected_as_a_portfolio() -> None:
     document = json.loads(inspected(EXAMPLES / "probe" / "s16", "--json").stdout)
     assert [run["run"] for run in document["runs"]] == ["s16"]
     assert "completeness_unknown" in {caveat["name"] for caveat in document["caveats"]}
 
 
-def test_headers_only_says_so(tmp_path: Path) -> None:
+def test_headers_only_is_a_caveat_and_skips_digests(tmp_path: Path) -> None:
     folder = shutil.copytree(EXAMPLES / "probe", tmp_path / "probe")
     file = folder / "s16" / "step-20.safetensors"
     content = bytearray(file.read_bytes())
@@ -59,7 +61,7 @@ def test_headers_only_says_so(tmp_path: Path) -> None:
     assert "checkpoints[2].files[0].sha256" in result.stderr
 
 
-def test_runs_that_must_not_be_averaged_are_apart_until_allowed(tmp_path: Path) -> None:
+def test_runs_that_must_not_be_averaged_are_in_separate_groups_until_allowed(tmp_path: Path) -> None:
     folder = shutil.copytree(EXAMPLES / "probe", tmp_path / "probe")
     file = folder / "s64" / "privacy.json"
     content = json.loads(file.read_text())
@@ -107,8 +109,32 @@ def test_sampled_runs_show_every_prefix(tmp_path: Path) -> None:
         ([EXAMPLES / "probe", "--allow", "all"], "allow: got 'all'; accepted: different_initial_weights"),
     ],
 )
-def test_bad_arguments(arguments: list[object], message: str) -> None:
+def test_bad_arguments_of_inspect_are_refused_in_one_line(arguments: list[object], message: str) -> None:
     result = inspected(*arguments)
     assert result.exit_code == 2
     assert message in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_inspect_in_python_does_what_the_command_does() -> None:
+    found = inspect(EXAMPLES / "probe", delta=1e-6, headers_only=True, allow=["different_frozen_tensors"])
+    options = ("--delta", "1e-6", "--headers-only", "--allow", "different_frozen_tensors")
+    assert json.loads(inspected(EXAMPLES / "probe", "--json", *options).stdout) == json.loads(
+        json.dumps(found.document())
+    )
+    loaded = Portfolio.load(EXAMPLES / "probe", contents=False, allow=["different_frozen_tensors"])
+    assert inspect(loaded, 1e-6).document() == found.document()
+
+
+def test_the_text_of_an_inspection_is_its_tables() -> None:
+    text = str(inspect(EXAMPLES / "mnist"))
+    assert "Everything at once, whatever is done with it: ε = 1.6509 (μ = 0.4222)" in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_a_loaded_portfolio_is_not_loaded_otherwise_by_inspect() -> None:
+    loaded = Portfolio.load(EXAMPLES / "probe", contents=False)
+    with pytest.raises(InvalidInputError, match="one that is loaded has its own"):
+        inspect(loaded, headers_only=True)
+    with pytest.raises(InvalidInputError, match="one that is loaded has its own"):
+        inspect(loaded, allow=["different_frozen_tensors"])

@@ -34,7 +34,7 @@ def document(*arguments: object, **where: Any) -> Any:
     return json.loads(result.stdout)
 
 
-def test_the_json_has_what_was_promised() -> None:
+def test_the_json_of_a_plan_has_the_documented_fields() -> None:
     found = document()
     promised = {
         "guarantee", "target", "method", "theorem", "candidates", "probabilities", "chosen_by", "premises", "exposure",
@@ -46,7 +46,7 @@ def test_the_json_has_what_was_promised() -> None:
 
 @pytest.mark.parametrize("epsilon", [0.1, 0.3, 0.8, 2.0])
 @pytest.mark.parametrize("method", ["auto", "select", "combine", "mix"])
-def test_explanations_fit_a_terminal(method: str, epsilon: float) -> None:
+def test_the_explanation_of_a_plan_fits_80_columns(method: str, epsilon: float) -> None:
     result = planned("--method", method, epsilon=epsilon)
     assert result.exit_code == 0
     assert max(len(line) for line in result.stdout.splitlines()) <= 80
@@ -66,20 +66,24 @@ def test_an_impossible_target_names_the_smallest() -> None:
     result = planned(epsilon=0.01)
     assert result.exit_code == 1
     assert result.stderr == (
-        "error: epsilon: got 0.01 at delta 1e-05; accepted: at least 0.050509, which ladder-1@20 reaches\n"
+        "error: no release meets ε = 0.01 at δ = 1e-05; the smallest is ε = 0.050509 (ladder-1@20)\n"
     )
     again = planned(epsilon=0.050509)
     assert again.exit_code == 0
 
 
-def test_what_one_more_run_or_checkpoint_would_buy_is_said() -> None:
-    text = " ".join(planned(epsilon=1.0).stdout.split())
+def test_suggest_says_what_one_more_run_or_checkpoint_would_save() -> None:
+    text = " ".join(planned("--suggest", epsilon=1.0).stdout.split())
     assert "One more run with the settings of c2-s64 would allow 5% less noise." in text
     assert "One more checkpoint, c2-s32@14, would allow 2% less noise." in text
-    assert "would save less than 1 % of it" in " ".join(planned(epsilon=0.8).stdout.split())
+    assert "would save less than 1 % of it" in " ".join(planned("--suggest", epsilon=0.8).stdout.split())
+    assert "One more" not in planned(epsilon=1.0).stdout
+    found = json.loads(planned("--suggest", "--json", epsilon=1.0).stdout)
+    assert [round(one["saves"], 2) for one in found["suggestions"]] == [0.05, 0.02]
+    assert "suggestions" not in document(epsilon=1.0)
 
 
-def test_merged_trajectory_is_marked_where_it_is_no_proof() -> None:
+def test_a_plan_by_merged_trajectory_without_its_premise_is_marked_as_no_proof() -> None:
     found = document("--theorem", "merged_trajectory")
     assert found["proved"] is False
     assert "assumed" in {caveat["name"] for caveat in found["caveats"]}
@@ -88,23 +92,23 @@ def test_merged_trajectory_is_marked_where_it_is_no_proof() -> None:
 
 
 @pytest.mark.parametrize("theorem", ["joint_release", "last_step"])
-def test_a_theorem_may_be_asked_for_by_name(theorem: str) -> None:
+def test_a_plan_uses_the_theorem_asked_for_by_name(theorem: str) -> None:
     found = document("--theorem", theorem, "--method", "combine")
     assert found["theorem"] == theorem
     assert found["proved"] is True
 
 
-def test_release_noise_goes_below_the_most_private_model() -> None:
+def test_a_target_below_the_most_private_model_is_met_with_release_noise() -> None:
     found = document(portfolio=EXAMPLES / "probe", epsilon=0.02)
     assert found["theorem"] == "hidden_state"
     assert found["candidates"][0]["release_noise"] > 0
     assert found["final"] is True
     hint = planned("--method", "select", portfolio=EXAMPLES / "probe", epsilon=0.02)
     assert hint.exit_code == 1
-    assert "method combine or mix reaches any epsilon here" in hint.stderr
+    assert "method combine or mix reaches any ε here" in hint.stderr
 
 
-def test_saturate_and_prior() -> None:
+def test_saturate_spends_the_whole_target_and_prior_uses_the_preferred_checkpoints() -> None:
     spent = document("--objective", "saturate", "--method", "select", epsilon=0.7)
     assert spent["guarantee"]["epsilon"] == pytest.approx(0.7, rel=1e-6)
     liked = document("--objective", "prior", "--prior", "c4-s32@20=0.9,ladder-1@20=0.1", epsilon=0.7)
@@ -130,7 +134,7 @@ def test_a_plan_is_saved_whole_and_is_the_same_again(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
 
 
-def test_an_evaluator_of_ones_own(tmp_path: Path) -> None:
+def test_a_module_in_the_folder_is_used_as_evaluator_and_its_scores_are_cached(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def score(tensors):\n    return -float(abs(tensors['bias']).sum())\n")
     for _ in range(2):
         result = in_folder(tmp_path, "mine:score", "--evaluations", "20", "--json", "--cache", "scores.jsonl")
@@ -155,7 +159,7 @@ def poisson(home: Path) -> Path:
     return write_portfolio(home, runs="ab", manifests=documents)
 
 
-def test_sampled_runs_are_planned_for(tmp_path: Path) -> None:
+def test_a_plan_of_sampled_runs_meets_its_target_without_a_mu(tmp_path: Path) -> None:
     home = poisson(tmp_path)
     result = ran("plan", home, "--epsilon", 3, "--delta", "1e-5", "--json")
     assert result.exit_code == 0, result.stderr
@@ -213,7 +217,7 @@ BAD: dict[str, tuple[tuple[object, ...], int, str]] = {
         2, "disjoint: got ''",
     ),
     "a plan over a device": (("-o", "/dev/null"), 2, "the name of an ordinary file"),
-    "a plan with an endless name": (("-o", "a" * 300), 2, "output: got"),
+    "a plan with an endless name": (("-o", "a" * 300), 2, "output: cannot write"),
     "an evaluation too many": (("--evaluations", "5"), 2, "--evaluations is given"),
     "no thread": (
         ("--objective", "public_evaluation", "--evaluator", PUBLIC, "--jobs", "0"), 2, "jobs: got 0",
@@ -224,7 +228,7 @@ BAD: dict[str, tuple[tuple[object, ...], int, str]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_named_bad_input(case: str) -> None:
+def test_bad_input_of_plan_is_refused_in_one_line(case: str) -> None:
     arguments, code, words = BAD[case]
     result = planned(*arguments)
     assert result.exit_code == code, result.output
@@ -244,27 +248,27 @@ BAD_TARGETS = {
 
 
 @pytest.mark.parametrize("case", BAD_TARGETS)
-def test_named_bad_target(case: str) -> None:
+def test_a_bad_target_is_refused_by_the_name_of_the_field(case: str) -> None:
     epsilon, delta, code, words = BAD_TARGETS[case]
     result = ran("plan", MNIST, "--epsilon", epsilon, "--delta", delta)
     assert result.exit_code == code
     assert words in result.stderr
 
 
-def test_an_empty_portfolio(tmp_path: Path) -> None:
+def test_a_plan_of_an_empty_portfolio_is_refused(tmp_path: Path) -> None:
     result = planned(portfolio=tmp_path)
     assert result.exit_code == 2
     assert "a folder without any run" in result.stderr
 
 
-def test_a_portfolio_without_checkpoints(tmp_path: Path) -> None:
+def test_a_plan_of_a_portfolio_without_checkpoints_is_refused(tmp_path: Path) -> None:
     home = write_portfolio(tmp_path, runs="a", models={"a": {}})
     result = planned(portfolio=home)
     assert result.exit_code == 2
     assert "no checkpoint was kept" in result.stderr
 
 
-def test_a_delta_below_the_floor_of_sampled_runs(tmp_path: Path) -> None:
+def test_a_delta_below_the_floor_of_sampled_runs_is_refused(tmp_path: Path) -> None:
     result = ran("plan", poisson(tmp_path), "--epsilon", 3, "--delta", "1e-14")
     assert result.exit_code == 2
     assert "delta: got 1e-14; accepted: at least" in result.stderr
@@ -279,7 +283,7 @@ def test_an_evaluator_that_returns_nan_is_named_with_its_recipe(tmp_path: Path) 
     assert "Traceback" not in result.stderr
 
 
-def test_design_from_outside() -> None:
+def test_design_prints_or_gives_as_json_a_design_better_than_the_ladder() -> None:
     result = ran("design", "--range", "0.1:2", "--delta", "1e-5", "--levels", 6, "--steps", 20)
     assert result.exit_code == 0
     assert max(len(line) for line in result.stdout.splitlines()) <= 80
@@ -291,7 +295,7 @@ def test_design_from_outside() -> None:
     assert "range" in wrong.stderr
 
 
-def test_frontier_writes_what_it_was_asked_for(tmp_path: Path) -> None:
+def test_frontier_writes_the_page_and_the_figures_asked_for(tmp_path: Path) -> None:
     page, figures = tmp_path / "report.html", tmp_path / "figures"
     result = ran(
         "frontier", EXAMPLES / "probe", "--evaluator", f"linear:{EXAMPLES / 'probe' / 'public.npz'}", "--targets", 4,
@@ -305,7 +309,7 @@ def test_frontier_writes_what_it_was_asked_for(tmp_path: Path) -> None:
     assert {Path(name).name for name in names} == {*written, "report.html"}
 
 
-def test_frontier_in_a_terminal_and_as_json() -> None:
+def test_frontier_prints_within_80_columns_and_its_json_has_every_curve() -> None:
     result = ran("frontier", EXAMPLES / "probe", "--plain", "--targets", 4)
     assert result.exit_code == 0
     assert "not for release" in result.stdout
@@ -332,13 +336,13 @@ BAD_FRONTIERS = {
     "a checkpoint nobody has": (("--face", "s16@20,s99@1"), "checkpoint: got 's99@1'"),
     "an unknown theorem": (("--theorem", "magic"), "theorem: got 'magic'"),
     "a page into nowhere": (("-o", "nowhere/report.html"), "output: got 'nowhere'"),
-    "a cache of nothing": (("--cache", "scores.jsonl"), "no cache without --evaluator"),
+    "a cache of nothing": (("--cache", "scores.jsonl"), "no cache without an evaluator"),
     "no targets": (("--targets", "0"), "targets: got 0"),
 }
 
 
 @pytest.mark.parametrize("case", BAD_FRONTIERS)
-def test_named_bad_frontier(case: str) -> None:
+def test_bad_input_of_frontier_is_refused(case: str) -> None:
     arguments, words = BAD_FRONTIERS[case]
     result = ran("frontier", EXAMPLES / "probe", *arguments)
     assert result.exit_code == 2, result.output

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from dpmerge.certificate.envelope import CERTIFICATE_NAME
+from dpmerge.certificate.dsse import CERTIFICATE_NAME
 from dpmerge.cli import app
 from dpmerge.ledger.migrations import ENTRIES
-from dpmerge.releasing.place import LEDGER_NAME
+from dpmerge.releasing.ledger_location import LEDGER_NAME
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -43,27 +43,27 @@ def document(result: Result) -> Any:
 
 
 class TestMerge:
-    def test_says_what_was_made_and_what_it_costs(self, here: Path) -> None:
+    def test_merge_prints_what_was_made_and_what_it_costs(self, here: Path) -> None:
         result = merged()
         assert result.exit_code == 0, result.output
         assert max(len(line) for line in result.stdout.splitlines()) <= 80
         for words in ("ε = 0.799697 at δ = 1e-05 per record", "Made of: ", "ledger entry 2", "dpmerge verify out"):
             assert words in result.stdout
 
-    def test_json_has_what_a_program_needs(self, here: Path) -> None:
+    def test_the_json_of_merge_has_guarantee_files_and_ledger_entry(self, here: Path) -> None:
         found = document(merged("--json"))
         assert found["guarantee"] == {"epsilon": 0.799697, "delta": 1e-5}
         assert set(found["files"]) == {"model.safetensors"}
         assert found["ledger"]["entry"] == 2
 
-    def test_a_target_of_many_digits_is_not_passed_by_the_printed_one(self, here: Path) -> None:
+    def test_the_printed_epsilon_is_not_above_a_target_of_many_digits(self, here: Path) -> None:
         found = document(merged("--json", "--method", "select", epsilon=0.1234567))
         assert found["guarantee"]["epsilon"] <= 0.1234567
 
     def test_a_target_out_of_reach_is_exit_1_and_nothing_happens(self, here: Path) -> None:
         result = merged(epsilon=0.001)
         assert result.exit_code == 1
-        assert "accepted: at least" in result.stderr
+        assert "no release meets ε = 0.001 at δ = 1e-05; the smallest is ε = " in result.stderr
         assert not (here / "out").exists()
         assert not (here / "mnist" / LEDGER_NAME).exists()
 
@@ -72,14 +72,14 @@ class TestMerge:
         assert result.exit_code == 1
         assert "a final release (--final), which locks its runs, meets it" in result.stderr
 
-    def test_a_plan_from_a_file(self, here: Path) -> None:
+    def test_a_plan_from_a_file_is_released_with_its_draw_revealed(self, here: Path) -> None:
         arguments = ["plan", "mnist", "--epsilon", "0.12", "--delta", "1e-5", "-o", "plan.json"]
         assert ran(*arguments).exit_code == 0
         found = document(ran("merge", "mnist", "--plan", "plan.json", "-o", "out", "--json", "--reveal-draw"))
         assert found["guarantee"]["epsilon"] == 0.12
         assert found["drawn"] in (0, 1)
 
-    def test_weights_that_were_stated(self, here: Path) -> None:
+    def test_stated_weights_are_the_recipe_of_the_release(self, here: Path) -> None:
         found = document(merged("--weights", "c2-s32@12=0.25,c2-s64@20=0.75", "--json", epsilon=2))
         assert found["outcomes"][0]["recipe"] == "0.25 × c2-s32@12 + 0.75 × c2-s64@20"
 
@@ -87,7 +87,7 @@ class TestMerge:
         assert merged("--weights", "c2-s32@20=0.25,c2-s64@20=0.75", epsilon=0.5).exit_code == 1
         assert not (here / "out").exists()
 
-    def test_final_is_asked_for_by_name(self, here: Path) -> None:
+    def test_a_theorem_for_the_last_release_is_refused_without_final(self, here: Path) -> None:
         result = merged("--theorem", "hidden_state", portfolio="probe", epsilon=0.3)
         assert result.exit_code == 2
         assert "or --final: other theorems hold only for the last release" in result.stderr
@@ -134,12 +134,12 @@ class TestMerge:
         if (here / "mnist" / LEDGER_NAME).exists():
             assert "release" not in json.loads(ran("ledger", "export", "mnist").stdout)["entries"]
 
-    def test_no_target_at_all(self, here: Path) -> None:
+    def test_merge_without_target_or_plan_is_refused(self, here: Path) -> None:
         result = ran("merge", "mnist", "-o", "out")
         assert result.exit_code == 2
         assert "accepted: --epsilon and --delta, or --plan FILE" in result.stderr
 
-    def test_the_bar_is_quiet_where_nobody_looks(self, here: Path) -> None:
+    def test_the_progress_bar_is_not_printed_without_a_terminal(self, here: Path) -> None:
         arguments = ["merge", "mnist", "--epsilon", "0.8", "--delta", "1e-5", "-o", "out"]
         command = [sys.executable, "-c", "from dpmerge.cli import app; app()", *arguments]
         result = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -148,14 +148,14 @@ class TestMerge:
 
 
 class TestVerify:
-    def test_exit_0_and_what_was_checked(self, here: Path) -> None:
+    def test_verify_exits_with_0_and_prints_what_was_checked(self, here: Path) -> None:
         merged()
         result = ran("verify", "out")
         assert result.exit_code == 0
         assert "– signature\n    not signed" in result.stdout
         assert "Verified: ε = 0.799697 at δ = 1e-05 per record (replace_one) by joint_release" in result.stdout
 
-    def test_with_portfolio_ledger_and_rebuild(self, here: Path) -> None:
+    def test_verify_with_portfolio_and_rebuild_makes_every_check(self, here: Path) -> None:
         merged(epsilon=0.12)
         found = document(ran("verify", "out", "--portfolio", "mnist", "--rebuild", "--json"))
         checks = {check["check"]: check["passed"] for check in found["checks"]}
@@ -164,7 +164,7 @@ class TestVerify:
             "manifests": True, "commitments": True, "binding": True, "rebuild": True, "ledger": True,
         }  # fmt: skip
 
-    def test_signed_and_with_a_key(self, here: Path) -> None:
+    def test_a_signed_output_verifies_with_its_key_and_not_with_another(self, here: Path) -> None:
         assert ran("keygen", "-o", "key").exit_code == 0
         merged("--key", "key")
         assert ran("verify", "out", "--key", "key.pub").exit_code == 0
@@ -172,7 +172,7 @@ class TestVerify:
         ran("keygen", "-o", "other")
         assert ran("verify", "out", "--key", "other.pub").exit_code == 1
 
-    def test_exit_1_with_every_reason(self, here: Path) -> None:
+    def test_verify_exits_with_1_and_lists_every_reason(self, here: Path) -> None:
         merged()
         (here / "out" / "model.safetensors").write_bytes(b"x")
         (here / "out" / "README.md").write_text("x")
@@ -181,14 +181,14 @@ class TestVerify:
         assert len(json.loads(result.stdout)["problems"]) == 2
         assert "NOT VERIFIED: 2 reasons" in ran("verify", "out").stdout
 
-    def test_exit_2_where_it_could_not_run(self, here: Path) -> None:
+    def test_verify_exits_with_2_where_it_could_not_run(self, here: Path) -> None:
         assert ran("verify", "mnist").exit_code == 2
         merged()
         assert ran("verify", "out", "--rebuild").exit_code == 2
         assert ran("verify", "out", "--key", "none").exit_code == 2
         assert ran("verify", "out", "--portfolio", "none").exit_code == 2
 
-    def test_an_output_that_was_never_charged(self, here: Path) -> None:
+    def test_an_output_charged_in_another_ledger_fails_verification_beside_the_portfolio(self, here: Path) -> None:
         merged()
         (here / "mnist" / LEDGER_NAME).unlink()
         for witness in (here / "mnist").rglob(".ledger-witness"):
@@ -211,7 +211,7 @@ class TestVerify:
         assert ran("verify", "theirs", "--portfolio", "mnist").exit_code == 1
         assert ran("verify", "mine", "--portfolio", "probe").exit_code == 0
 
-    def test_content_that_is_not_certified_and_exceptions(self, here: Path) -> None:
+    def test_content_that_is_not_certified_fails_verification_unless_allowed_by_name(self, here: Path) -> None:
         merged()
         (here / "out" / "docs").mkdir()
         (here / "out" / "docs" / "notes.txt").write_text("x")
@@ -225,7 +225,7 @@ class TestVerify:
 
 
 class TestLedger:
-    def test_show_spent_verify_and_export(self, here: Path) -> None:
+    def test_show_spent_verify_and_export_agree_on_two_releases(self, here: Path) -> None:
         merged(epsilon=0.12, out="one")
         merged(epsilon=0.8, out="two")
         for verb in ("show", "spent", "verify"):
@@ -234,7 +234,7 @@ class TestLedger:
         spent = document(ran("ledger", "spent", "mnist", "--json"))
         assert 0.8 < spent[0]["epsilon"] < 0.81
         shown = document(ran("ledger", "show", "mnist", "--json"))
-        assert [line["status"] for line in shown["books"][0]["releases"]] == ["completed", "completed"]
+        assert [line["status"] for line in shown["scopes"][0]["releases"]] == ["completed", "completed"]
         assert document(ran("ledger", "verify", "mnist", "--json"))["ok"] is True
         exported = document(ran("ledger", "export", "mnist"))
         assert "not for release" in exported["banner"]
@@ -243,7 +243,7 @@ class TestLedger:
         assert (here / "ledger.json").stat().st_mode & 0o077 == 0
 
     @pytest.mark.parametrize("rule", ["ceiling", "gaussian_filter", "renyi_filter"])
-    def test_a_cap_holds(self, here: Path, rule: str) -> None:
+    def test_a_release_above_the_cap_is_refused_by_every_rule(self, here: Path, rule: str) -> None:
         assert ran("ledger", "cap", "mnist", "--epsilon", 0.5, "--delta", "1e-5", "--rule", rule).exit_code == 0
         assert merged("--weights", "c2-s32@20=1", epsilon=2).exit_code == 1
         assert not (here / "out").exists()
@@ -251,12 +251,12 @@ class TestLedger:
         assert result.exit_code == 0, result.output
         assert f"cap ε = 0.5 at δ = 1e-05 by {rule}" in " ".join(ran("ledger", "show", "mnist").stdout.split())
 
-    def test_a_rule_cannot_be_changed(self, here: Path) -> None:
+    def test_changing_the_rule_of_a_cap_is_refused(self, here: Path) -> None:
         assert ran("ledger", "cap", "mnist", "--epsilon", 1, "--delta", "1e-5").exit_code == 0
         result = ran("ledger", "cap", "mnist", "--epsilon", 1, "--delta", "1e-5", "--rule", "gaussian_filter")
         assert result.exit_code == 2
 
-    def test_a_ceiling_of_ones_own(self, here: Path) -> None:
+    def test_a_stated_ceiling_is_set_or_refused_above_the_cap(self, here: Path) -> None:
         arguments = ["ledger", "cap", "mnist", "--epsilon", 1, "--delta", "1e-5", "--ceiling", "c2-s32@12,ladder-1@20"]
         found = document(ran(*arguments, "--json"))
         assert found["cap"]["ceiling"] == {"c2-s32": 12, "ladder-1": 20}
@@ -284,27 +284,29 @@ class TestLedger:
             assert result.exit_code == code, verb
             assert "restored from an older backup" in result.stderr
         assert ran("ledger", "recover", "mnist", "--adopt", "two").exit_code == 0
-        assert "noted for ever" in ran("ledger", "recover", "mnist", "--accept").stdout
+        assert "the ledger records that somebody said so" in ran("ledger", "recover", "mnist", "--accept").stdout
         assert "somebody vouched that what is counted here is all" in " ".join(
             ran("ledger", "show", "mnist").stdout.split()
         )
         assert "nothing to accept" in ran("ledger", "recover", "mnist", "--accept").stdout
         assert ran("ledger", "verify", "mnist").exit_code == 0
 
-    def test_a_pending_release_is_named_by_the_start_of_its_id(self, here: Path) -> None:
+    def test_abandoning_a_release_that_is_not_pending_is_refused(self, here: Path) -> None:
         merged()
         result = ran("ledger", "recover", "mnist", "--abandon", "abc")
         assert result.exit_code == 2
         assert "accepted: a pending release: there is none" in result.stderr
 
-    def test_no_ledger_yet(self, here: Path) -> None:
+    def test_ledger_verbs_without_a_ledger_are_refused(self, here: Path) -> None:
         for verb in ("show", "spent", "verify", "export", "recover"):
             result = ran("ledger", verb, "mnist")
             assert result.exit_code == 2
             assert "there is no ledger" in result.stderr
         assert ran("ledger", "show").exit_code == 2
 
-    def test_one_ledger_for_several_portfolios(self, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_one_ledger_counts_releases_of_several_portfolios_together(
+        self, here: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("DPMERGE_LEDGER", str(here / "all.sqlite"))
         merged(epsilon=0.8, out="one")
         before = document(ran("ledger", "spent", "--json"))[0]["epsilon"]
@@ -314,7 +316,7 @@ class TestLedger:
         assert after[0]["epsilon"] > before
         assert not (here / "mnist" / LEDGER_NAME).exists()
 
-    def test_nothing_to_recover(self, here: Path) -> None:
+    def test_recover_without_a_pending_release_says_so(self, here: Path) -> None:
         merged()
         assert ran("ledger", "recover", "mnist").stdout == "Nothing is pending.\n"
 
@@ -335,7 +337,7 @@ class TestLedger:
         assert ran("verify", "two", "--portfolio", "mnist").exit_code == 0
         assert merged(epsilon=0.3, out="three").exit_code == 0
 
-    def test_what_does_not_verify_is_not_adopted(self, here: Path) -> None:
+    def test_an_output_that_does_not_verify_is_not_adopted(self, here: Path) -> None:
         merged()
         (here / "out" / "model.safetensors").write_bytes(b"x")
         result = ran("ledger", "recover", "mnist", "--adopt", "out")
@@ -343,7 +345,7 @@ class TestLedger:
         assert "accepted: an output that verifies" in result.stderr
 
 
-def test_a_key_pair_is_made_once(here: Path) -> None:
+def test_keygen_never_overwrites_a_key_pair(here: Path) -> None:
     found = document(ran("keygen", "-o", "key", "--json"))
     assert set(found) == {"private", "public", "keyid"}
     result = ran("keygen", "-o", "key")

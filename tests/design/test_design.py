@@ -19,12 +19,12 @@ from rich.console import Console
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from dpmerge.design.covering import FINEST, Reach, cover
+from dpmerge.accounting.exposure import Adjacency
+from dpmerge.design.covering import FINEST, ReachableSums, cover
 from dpmerge.design.design import Design, design, parse_range
-from dpmerge.design.noise import SOUGHT, Budgets, kept_steps, ladder_cost, ladder_runs
+from dpmerge.design.noise_ladder import SOUGHT, Budgets, kept_steps, ladder_cost, ladder_runs
 from dpmerge.design.table import percent, print_design
-from dpmerge.errors import InvalidInput
-from dpmerge.privacy.exposure import Adjacency
+from dpmerge.errors import InvalidInputError
 
 GOLDEN = (1 + math.sqrt(5)) / 2
 
@@ -130,7 +130,7 @@ def best_of_two(span: float) -> float:
 @pytest.mark.parametrize("span", [1.2, 2.0, 2.6, 3.0, 4.2, 5.0, 10.0, 238.0])
 def test_two_runs_without_checkpoints_reach_the_closed_form(span: float) -> None:
     costs = cover(1.0, span, np.ones(1), 2, lambda exact: exact)
-    assert Reach.of(costs, np.ones(1), span).worst(1.0, span) == pytest.approx(best_of_two(span), rel=2e-3)
+    assert ReachableSums.of(costs, np.ones(1), span).worst(1.0, span) == pytest.approx(best_of_two(span), rel=2e-3)
 
 
 @pytest.mark.parametrize("fractions", [(1.0,), (0.5, 1.0), (0.5, 0.7, 1.0)])
@@ -156,7 +156,7 @@ def test_the_best_ladder_is_as_good_as_brute_force() -> None:
 
 
 @pytest.mark.parametrize(("span", "ratio"), [(5.0, 1.5), (237.9, 1.085), (1.05, 1.1), (12.0, 2.0)])
-def test_so_many_equal_runs_match_and_no_fewer(span: float, ratio: float) -> None:
+def test_ladder_runs_is_the_least_number_of_equal_runs_within_a_ratio(span: float, ratio: float) -> None:
     def worst(runs: int) -> float:
         return worst_on_grid(np.arange(1, runs + 1) * ladder_cost(1.0, span, runs), 1.0, span)
 
@@ -176,7 +176,7 @@ def test_so_many_equal_runs_match_and_no_fewer(span: float, ratio: float) -> Non
     kept=st.integers(1, 4),
     adjacency=st.sampled_from(list(Adjacency)),
 )
-def test_sound_and_never_worse_than_the_ladder(
+def test_any_design_meets_its_targets_and_is_never_worse_than_the_ladder(
     low: float, factor: float, delta: float, levels: int, steps: int, runs: int, kept: int, adjacency: Adjacency
 ) -> None:
     kept = min(kept, steps // 2 + 1)
@@ -207,13 +207,13 @@ def test_more_checkpoints_are_no_worse() -> None:
         assert all(after <= before * 1.003 for before, after in pairwise(worst)), worst
 
 
-def test_no_run_is_spent_on_the_last_percent() -> None:
+def test_a_design_has_no_more_runs_than_the_finest_excess_needs() -> None:
     found = design(0.5, 1, 1e-5, runs=12)
     assert len(found.runs) < 12
     assert found.worst_excess <= FINEST * (1 + 1e-9)
 
 
-def test_out_of_reach_is_said() -> None:
+def test_a_design_that_misses_the_sought_excess_says_so() -> None:
     found = design(0.001, 20, 1e-5, checkpoints=1)
     assert len(found.runs) == 12
     assert not found.reached
@@ -255,7 +255,9 @@ def test_adjacency_only_scales_the_noise() -> None:
         (5, 3, (3, 4, 5)),
     ],
 )
-def test_kept_steps(steps: int, count: int, expected: tuple[int, ...]) -> None:
+def test_the_kept_steps_for_a_number_of_checkpoints_are_the_expected_ones(
+    steps: int, count: int, expected: tuple[int, ...]
+) -> None:
     assert kept_steps(steps, count) == expected
 
 
@@ -271,7 +273,7 @@ def test_kept_steps_are_in_the_last_half(steps: int, data: st.DataObject) -> Non
 
 @given(costs=st.lists(st.floats(0.3, 9), min_size=1, max_size=4), kept=st.sampled_from([(1.0,), (0.5, 0.8, 1.0)]))
 def test_reach_lists_the_sums_and_how_they_are_made(costs: list[float], kept: tuple[float, ...]) -> None:
-    reach = Reach.of(costs, np.array(kept), 10.0)
+    reach = ReachableSums.of(costs, np.array(kept), 10.0)
     expected = all_sums(costs, kept)
     np.testing.assert_allclose(reach.sums, expected[expected <= 10 * (1 + 1e-9)], rtol=1e-12)
     options = np.array([*kept, 0.0])  # position −1 is none
@@ -281,7 +283,7 @@ def test_reach_lists_the_sums_and_how_they_are_made(costs: list[float], kept: tu
 def test_too_many_sums_are_thinned_to_ones_that_can_be_made() -> None:
     fractions = np.linspace(0.5, 1, 11)
     costs = [1.0, 1.3, 3.1, 7.7, 20.0, 50.0, 130.0]
-    reach = Reach.of(costs, fractions, 200.0)
+    reach = ReachableSums.of(costs, fractions, 200.0)
     assert len(reach.sums) < 100_000
     options = np.append(fractions, 0.0)
     np.testing.assert_allclose((options[reach.choices] * costs).sum(axis=1), reach.sums, rtol=1e-12)
@@ -312,20 +314,20 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("arguments", "field"), [pytest.param(a, f, id=name) for name, a, f in REFUSED])
-def test_refusals_name_the_field(arguments: dict[str, Any], field: str) -> None:
-    with pytest.raises(InvalidInput) as refusal:
+def test_an_invalid_argument_of_design_is_refused_by_its_name(arguments: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidInputError) as refusal:
         design(**{"low": 0.1, "high": 2, "delta": 1e-5, **arguments})
     assert refusal.value.field == field
     assert "accepted: " in str(refusal.value)
 
 
 @pytest.mark.parametrize("text", ["", "1", "0.1:", ":2", "0.1:1:2", "a:b", "2:0.1", "0:1", "nan:1", "0.1-2", "1:inf"])
-def test_ranges_that_are_none(text: str) -> None:
-    with pytest.raises(InvalidInput, match=r"^range: got "):
+def test_a_text_that_is_no_range_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInputError, match=r"^range: got "):
         parse_range(text)
 
 
-def test_a_range() -> None:
+def test_a_range_is_read_with_spaces_and_exponents() -> None:
     assert parse_range(" 0.1 : 2e0") == (0.1, 2.0)
 
 

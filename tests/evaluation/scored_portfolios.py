@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from dpmerge import Portfolio
 from dpmerge.evaluation.linear_classifier import LinearClassifier
-from dpmerge.portfolio.recipe import Recipe
+from dpmerge.terms.recipe import Recipe
 from portfolio.portfolios import manifest, write_portfolio
 
 Tensors = Mapping[str, npt.NDArray[Any]]

@@ -22,16 +22,16 @@ from safetensors.numpy import load_file
 from torch import nn
 
 from dpmerge import Portfolio
-from dpmerge.errors import BadCheckpoint, EvaluationFailed, InvalidInput, NotCombinable
-from dpmerge.evaluation import linear_classifier, progress
+from dpmerge.errors import CheckpointError, EvaluationError, InvalidInputError, NotCombinableError
+from dpmerge.evaluation import evaluation_progress, linear_classifier
 from dpmerge.evaluation.evaluate import evaluate
 from dpmerge.evaluation.evaluators import BatchEvaluator, load_evaluator
 from dpmerge.evaluation.linear_classifier import LinearClassifier
 from dpmerge.evaluation.score_cache import ScoreCache
 from dpmerge.evaluation.torch_evaluator import module_evaluator
 from dpmerge.planning.analysis import BANNER
-from dpmerge.portfolio.recipe import Recipe
 from dpmerge.portfolio.tensors import read_header, read_tensor
+from dpmerge.terms.recipe import Recipe
 from evaluation.scored_portfolios import (
     EXAMPLES,
     Counting,
@@ -135,7 +135,9 @@ def test_integers_that_differ_cannot_be_averaged(tmp_path: Path) -> None:
         run: {"weight": np.full(2, place, np.float32), "count": np.array([place])} for place, run in enumerate("ab")
     }
     portfolio = write_models(tmp_path, models)
-    with pytest.raises(InvalidInput, match="tensor count: got other values in b@4; accepted: integers and booleans"):
+    with pytest.raises(
+        InvalidInputError, match="tensor count: got other values in b@4; accepted: integers and booleans"
+    ):
         evaluate(portfolio, [HALVES], total)
     assert evaluate(portfolio, [Recipe.of({"b@4": 1.0})], total) == [3.0]
 
@@ -145,19 +147,19 @@ def test_a_file_that_became_shorter_is_noticed(tmp_path: Path) -> None:
     file = portfolio.saved("a@4").files[0]
     slots = read_header(file)
     file.write_bytes(file.read_bytes()[:-4])
-    with pytest.raises(BadCheckpoint, match="another length than a moment ago"):
+    with pytest.raises(CheckpointError, match="another length than a moment ago"):
         read_tensor(file, slots[-1])
-    with pytest.raises(BadCheckpoint, match="another length than a moment ago"):
+    with pytest.raises(CheckpointError, match="another length than a moment ago"):
         evaluate(portfolio, [HALVES], total)
     file.unlink()
-    with pytest.raises(BadCheckpoint, match="No such file"):
+    with pytest.raises(CheckpointError, match="No such file"):
         evaluate(portfolio, [HALVES], total)
 
 
-def test_runs_that_must_not_be_averaged_are_not(tmp_path: Path) -> None:
+def test_runs_that_must_not_be_averaged_are_refused(tmp_path: Path) -> None:
     other = replaced(manifest("b"), "initial_weights", to="ab" * 32)
     portfolio = Portfolio.load(write_portfolio(tmp_path, manifests={"b": other}))
-    with pytest.raises(NotCombinable, match="initial_weights"):
+    with pytest.raises(NotCombinableError, match="initial_weights"):
         evaluate(portfolio, [HALVES], total)
     assert len(evaluate(portfolio, [Recipe.of({"a@4": 0.5, "c@4": 0.5}), Recipe.of({"b@4": 1.0})], total)) == 2
 
@@ -169,12 +171,12 @@ def test_runs_that_must_not_be_averaged_are_not(tmp_path: Path) -> None:
         (HALVES, {"noise_draws": 0}, "noise_draws: got 0; accepted: an integer ≥ 1"),
     ],
 )
-def test_wrong_arguments(abc: Portfolio, recipe: Recipe, options: Any, complaint: str) -> None:
-    with pytest.raises(InvalidInput, match=complaint):
+def test_wrong_arguments_are_refused(abc: Portfolio, recipe: Recipe, options: Any, complaint: str) -> None:
+    with pytest.raises(InvalidInputError, match=complaint):
         evaluate(abc, [recipe], total, **options)
 
 
-def test_nothing_to_score(abc: Portfolio) -> None:
+def test_no_recipes_give_no_scores(abc: Portfolio) -> None:
     assert evaluate(abc, [], total) == []
     assert evaluate(abc, [], public_data()) == []
 
@@ -239,7 +241,7 @@ def test_ties_go_to_the_first_class(tmp_path: Path) -> None:
     assert evaluate(portfolio, recipes, one_by_one(classifier)) == [1 / 3] * 3
 
 
-def test_a_frozen_tensor_that_is_the_same_everywhere_stays_it(tmp_path: Path) -> None:
+def test_a_frozen_tensor_that_is_the_same_everywhere_is_kept(tmp_path: Path) -> None:
     models = {run: {**tensors, "head.bias": np.ones(4, np.float32)} for run, tensors in linear_models(3).items()}
     portfolio = write_models(tmp_path, models, frozen=["head.bias"])
     recipes = mixtures(names_of(portfolio), 10) + mixtures(names_of(portfolio), 5, release_noise=0.3)
@@ -264,15 +266,15 @@ def test_a_frozen_tensor_that_is_the_same_everywhere_stays_it(tmp_path: Path) ->
     ids=["more inputs", "transposed", "bias of another length", "two matrices", "a kernel", "a scalar", "integers",
          "no matrix", "too few classes"],
 )  # fmt: skip
-def test_models_that_are_not_linear_classifiers(tensors: Tensors, found: str, tmp_path: Path) -> None:
+def test_models_that_are_not_linear_classifiers_are_refused(tensors: Tensors, found: str, tmp_path: Path) -> None:
     classifier = public_data()
-    with pytest.raises(InvalidInput, match=found):
+    with pytest.raises(InvalidInputError, match=found):
         classifier(tensors)
-    with pytest.raises(EvaluationFailed, match=f"evaluation of a@4: got .*{found}"):
+    with pytest.raises(EvaluationError, match=f"evaluation of a@4: got .*{found}"):
         evaluate(write_models(tmp_path, {"a": tensors}), [Recipe.of({"a@4": 1.0})], classifier)
 
 
-def test_a_linear_classifier_travels_without_its_work() -> None:
+def test_a_linear_classifier_is_pickled_without_its_caches() -> None:
     classifier = public_data()
     size = len(pickle.dumps(classifier))
     classifier({"w": np.ones((4, 6))})
@@ -320,7 +322,7 @@ def test_linear_mixtures_with_noise_are_scored_as_merged_models(
 # The cache.
 
 
-def test_the_second_time_nothing_is_evaluated(abc: Portfolio, tmp_path: Path) -> None:
+def test_cached_scores_are_not_evaluated_again(abc: Portfolio, tmp_path: Path) -> None:
     file = tmp_path / "scores.jsonl"
     recipes = [*mixtures(["a@4", "b@4", "c@2"], 6), HALVES, HALVES, Recipe.of(reversed(HALVES.parts), release_noise=1)]
     first, second = Counting(), Counting()
@@ -337,7 +339,7 @@ def test_the_second_time_nothing_is_evaluated(abc: Portfolio, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("change", ["weights", "evaluator", "draws", "noise", "recipe"])
-def test_whatever_a_score_depends_on_makes_it_another(change: str, tmp_path: Path) -> None:
+def test_a_change_of_anything_a_score_depends_on_evaluates_again(change: str, tmp_path: Path) -> None:
     file = tmp_path / "scores.jsonl"
     noisy = Recipe.of(HALVES.parts, release_noise=1.0)
     portfolio = Portfolio.load(write_portfolio(tmp_path / "first"))
@@ -419,7 +421,7 @@ def test_a_broken_line_is_named(line: bytes, found: str, abc: Portfolio, tmp_pat
     lines = file.read_bytes().split(b"\n")
     lines[2] = line
     file.write_bytes(content := b"\n".join(lines))
-    with pytest.raises(InvalidInput, match=f"scores.jsonl, line 3: got .*{found}"):
+    with pytest.raises(InvalidInputError, match=f"scores.jsonl, line 3: got .*{found}"):
         evaluate(abc, [HALVES], Counting(), cache=file)
     assert file.read_bytes() == content
 
@@ -438,19 +440,26 @@ def test_a_broken_line_is_named(line: bytes, found: str, abc: Portfolio, tmp_pat
 )
 def test_a_file_that_is_no_cache_is_left_alone(content: bytes, abc: Portfolio, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(content)
-    with pytest.raises(InvalidInput, match="something else|line 1|schema 'dpmerge/scores/v9'"):
+    with pytest.raises(InvalidInputError, match="something else|line 1|schema 'dpmerge/scores/v9'"):
         evaluate(abc, [HALVES], Counting(), cache=tmp_path / "file")
     assert (tmp_path / "file").read_bytes() == content
 
 
-@pytest.mark.parametrize("name", [".", "no/such/folder", "nul\0"])
-def test_a_cache_that_cannot_be_written(name: str, abc: Portfolio, tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="cache: got an error: .*accepted: a file that can be read and written"):
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        (".", "cannot write .*: Is a directory; needed"),
+        ("no/such/folder", "cannot write .*: No such file or directory; needed"),
+        ("nul\0", "got an error: embedded null byte; accepted"),
+    ],
+)
+def test_a_cache_that_cannot_be_written_is_refused(name: str, problem: str, abc: Portfolio, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match=f"cache: {problem}: a file that can be read and written"):
         evaluate(abc, [HALVES], Counting(), cache=tmp_path / name)
 
 
-def test_a_device_is_no_cache(abc: Portfolio) -> None:
-    with pytest.raises(InvalidInput, match="no ordinary file"):
+def test_a_device_is_refused_as_a_cache(abc: Portfolio) -> None:
+    with pytest.raises(InvalidInputError, match="no ordinary file"):
         evaluate(abc, [HALVES], Counting(), cache="/dev/null")
 
 
@@ -561,7 +570,7 @@ def test_control_c_keeps_what_is_done(abc: Portfolio, tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_finite_number_is_refused_by_name(value: Any, found: str, abc: Portfolio) -> None:
-    with pytest.raises(EvaluationFailed, match=f"of 0.25 × a@4 .*: got .*{found}.*; accepted: a finite number$"):
+    with pytest.raises(EvaluationError, match=f"of 0.25 × a@4 .*: got .*{found}.*; accepted: a finite number$"):
         evaluate(abc, [HALVES], lambda tensors: value)
 
 
@@ -576,8 +585,8 @@ def test_scalars_of_all_kinds_are_numbers(value: Any, abc: Portfolio) -> None:
     ("evaluator", "found"),
     [(lambda tensors: tensors["absent"], "KeyError: 'absent'"), (quits, "SystemExit: this evaluator gave up")],
 )
-def test_an_evaluator_that_raises(evaluator: Any, found: str, abc: Portfolio) -> None:
-    with pytest.raises(EvaluationFailed, match=f"evaluation of 0.25 × a@4 .* got {found}; accepted"):
+def test_an_evaluator_that_raises_is_refused_by_recipe(evaluator: Any, found: str, abc: Portfolio) -> None:
+    with pytest.raises(EvaluationError, match=f"evaluation of 0.25 × a@4 .* got {found}; accepted"):
         evaluate(abc, [HALVES], evaluator)
 
 
@@ -592,7 +601,7 @@ def test_a_failure_keeps_what_is_done(abc: Portfolio, tmp_path: Path) -> None:
                 raise RuntimeError("out of\n memory")
             return 1.0
 
-    with ThreadPoolExecutor(1) as pool, pytest.raises(EvaluationFailed) as caught:
+    with ThreadPoolExecutor(1) as pool, pytest.raises(EvaluationError) as caught:
         evaluate(abc, [*good, bad], Fails(), cache=file, executor=pool)
     assert str(caught.value) == "evaluation of c@4: got RuntimeError: out of memory; accepted: a finite number"
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)  # noqa: S301
@@ -622,10 +631,10 @@ class Hasty:
         (lambda recipes: 1 / 0, r"\(or one of 1 scored with it\): got ZeroDivisionError"),
     ],
 )
-def test_batch_evaluators_are_held_to_the_same(scores: Any, complaint: str, tmp_path: Path) -> None:
+def test_scores_of_batch_evaluators_are_checked_too(scores: Any, complaint: str, tmp_path: Path) -> None:
     portfolio = write_models(tmp_path, linear_models(2))
     recipes = [Recipe.of({"r0@4": 0.5, "r1@4": 0.5}), Recipe.of({"r1@4": 1.0})]
-    with pytest.raises(EvaluationFailed, match=complaint.replace("0.5 × .*", "average of r0@4, r1@4")):
+    with pytest.raises(EvaluationError, match=complaint.replace("0.5 × .*", "average of r0@4, r1@4")):
         evaluate(portfolio, recipes, Hasty(scores))
 
 
@@ -641,10 +650,10 @@ def test_progress_counts_what_was_there_already(abc: Portfolio, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_a_bar_is_for_terminals(
+def test_a_progress_bar_is_shown_on_terminals_only(
     terminal: bool, abc: Portfolio, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(progress, "PATIENCE", 0.0)
+    monkeypatch.setattr(evaluation_progress, "PATIENCE", 0.0)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
     monkeypatch.setenv("TERM", "xterm")
     evaluate(abc, mixtures(["a@4", "b@4"], 3), total)
@@ -653,7 +662,7 @@ def test_a_bar_is_for_terminals(
     assert ("scoring merges" in err) is terminal
 
 
-def test_nobody_sees_a_bar_within_a_second(
+def test_no_progress_bar_is_shown_within_a_second(
     abc: Portfolio, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
@@ -673,9 +682,9 @@ def test_a_pool_of_processes_gives_the_same(abc: Portfolio, tmp_path: Path, monk
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
         assert evaluate(abc, recipes, total, executor=pool) == evaluate(abc, recipes, total)
         assert evaluate(abc, recipes, named, executor=pool) == evaluate(abc, recipes, named)
-        with pytest.raises(EvaluationFailed, match="evaluation of .*pickle"):
+        with pytest.raises(EvaluationError, match="evaluation of .*pickle"):
             evaluate(abc, recipes, lambda tensors: 0.0, executor=pool)
-        with pytest.raises(EvaluationFailed, match="SystemExit: this evaluator gave up"):
+        with pytest.raises(EvaluationError, match="SystemExit: this evaluator gave up"):
             evaluate(abc, recipes, quits, executor=pool)
 
 
@@ -734,8 +743,8 @@ def test_the_identity_of_a_function_changes_with_its_module(module: Path) -> Non
         ("users_module:number", "number of users_module, which is a int and not callable"),
     ],
 )  # fmt: skip
-def test_names_that_are_no_evaluators(spec: str, found: str, module: Path) -> None:
-    with pytest.raises(InvalidInput) as caught:
+def test_names_that_are_no_evaluators_are_refused(spec: str, found: str, module: Path) -> None:
+    with pytest.raises(InvalidInputError) as caught:
         load_evaluator(spec)
     assert str(caught.value).startswith("evaluator: got ")
     assert found in str(caught.value)
@@ -763,23 +772,23 @@ ONES, ZEROS = np.ones((2, 3)), np.zeros(2, int)
         ({"features": ONES.astype(object), "labels": ZEROS}, "Object arrays cannot be loaded"),
     ],
 )
-def test_data_that_is_not_what_it_should_be(arrays: dict[str, Any], found: str, tmp_path: Path) -> None:
+def test_data_of_other_shapes_or_kinds_is_refused(arrays: dict[str, Any], found: str, tmp_path: Path) -> None:
     np.savez(tmp_path / "public.npz", **arrays)
-    with pytest.raises(InvalidInput) as caught:
+    with pytest.raises(InvalidInputError) as caught:
         load_evaluator(f"linear:{tmp_path / 'public.npz'}")
     assert found in str(caught.value)
     assert "accepted: linear:PATH.npz with arrays features [examples, features] of floats" in str(caught.value)
 
 
 @pytest.mark.parametrize("content", [None, b"", b"text", b"PK\x03\x04 and no more", pickle.dumps(3), "npy"])
-def test_files_that_are_no_data(content: bytes | str | None, tmp_path: Path) -> None:
+def test_files_that_are_no_data_are_refused(content: bytes | str | None, tmp_path: Path) -> None:
     file = tmp_path / "public.npz"
     if content == "npy":
         with file.open("wb") as out:
             np.save(out, ONES)
     elif isinstance(content, bytes):
         file.write_bytes(content)
-    with pytest.raises(InvalidInput, match="^evaluator: got .*public.npz, .*accepted: linear:PATH.npz"):
+    with pytest.raises(InvalidInputError, match="^evaluator: got .*public.npz, .*accepted: linear:PATH.npz"):
         load_evaluator(f"linear:{file}")
 
 
@@ -808,7 +817,7 @@ def test_a_torch_module_scores_as_the_linear_evaluator(mnist: Portfolio, mnist_a
 
 
 def test_a_torch_module_must_have_the_tensors_of_the_merge(abc: Portfolio) -> None:
-    with pytest.raises(EvaluationFailed, match="RuntimeError: Error.* in loading state_dict for Linear"):
+    with pytest.raises(EvaluationError, match="RuntimeError: Error.* in loading state_dict for Linear"):
         evaluate(abc, [HALVES], module_evaluator(perceptron, lambda module: 0.0))
 
 

@@ -6,18 +6,19 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from dpmerge.ledger import Book, Cap, ChargeRequest, identities, noise_marks
-from dpmerge.ledger.capping import cap_body
+from dpmerge.ledger import BudgetScope, Cap, Charge, identities, noise_marks
+from dpmerge.ledger.cap_setting import cap_body
+from dpmerge.ledger.charge import exposures
 from dpmerge.ledger.entries import Entry, following
-from dpmerge.ledger.rules import Proposal, admit
-from dpmerge.ledger.runs import require_same_runs
-from dpmerge.ledger.state import State, exposures, stated
-from dpmerge.planning.program import UNITS
-from dpmerge.planning.terms import CandidateTerms, Choice, Part, Seen, Terms, Validation
+from dpmerge.ledger.privacy_filters import Proposal, admit
+from dpmerge.ledger.run_checks import require_same_runs
+from dpmerge.ledger.state import State
 from dpmerge.portfolio.manifest import Manifest
+from dpmerge.terms.candidate_terms import CandidateTerms, Choice, Part, Seen, Validation
+from dpmerge.terms.release_terms import UNITS, ReleaseTerms
 from planning.synthetic import run_document
 
-BOOK = Book("patients-2026", "record", "replace_one")
+BOOK = BudgetScope("patients-2026", "record", "replace_one")
 
 
 def run(name: str, sigma: float = 8.0, **settings: Any) -> Manifest:
@@ -76,14 +77,14 @@ def terms(
     seen: Mapping[str, int] | None = None,
     validation: Validation | None = None,
     release_noise: float = 0.0,
-) -> Terms:
+) -> ReleaseTerms:
     by_name = {manifest.run: manifest for manifest in manifests}
     made = [
         candidate(by_name, weights, theorem=theorem, seen=seen, release_noise=release_noise) for weights in candidates
     ]
     involved = {each.run for c in made for each in c.seen}
     first = next(iter(by_name.values()))
-    return Terms(
+    return ReleaseTerms(
         dataset=first.dataset.id,
         unit=first.unit,
         adjacency=first.adjacency,
@@ -109,11 +110,11 @@ def request(
     key: str | None = None,
     details: Mapping[str, Any] | None = None,
     **settings: Any,
-) -> ChargeRequest:
+) -> Charge:
     """A request to release one of some candidates: "a@3", or weights by run@step."""
     known = list(manifests)
     made = [{c: 1.0} if isinstance(c, str) else c for c in candidates]
-    return ChargeRequest(
+    return Charge.proposed(
         terms=terms(known, made, **settings),
         identities=identities(known),
         marks=noise_marks(known),
@@ -130,23 +131,28 @@ def drawing(index: int) -> Callable[[Sequence[int]], int]:
 first = drawing(0)
 
 
-def entered(state: State, asked: ChargeRequest, index: int) -> Entry:
+def entered(state: State, asked: Charge, index: int) -> Entry:
     """Charge without a database: the rules, then the fold."""
-    if asked.book.id not in state.books:
-        opening = following(state.ledger, state.head, kind="opened", book=asked.book, body=asked.book.document())
+    scope = asked.scope
+    if scope.id not in state.books:
+        opening = following(state.ledger, state.head, kind="opened", book=scope, body=scope.document())
         state.apply(opening)
-    book, body = state.books[asked.book.id], asked.body()
-    runs = list(stated(body))
+    book, runs = state.books[scope.id], list(asked.runs)
     require_same_runs(book, runs)
-    proposal = Proposal(asked.terms, exposures(body["terms"], body["identities"]), asked.final)
+    proposal = Proposal(asked.terms, exposures(asked.body["terms"], asked.identities), asked.final)
     admitted = admit(book.considering(runs), proposal)
-    body |= {"release": f"r{state.head[0]}", "counted": admitted.counted, "cost": admitted.cost, "index": index}
-    entry = following(state.ledger, state.head, kind="release", book=asked.book, body=body)
+    body = asked.body | {
+        "release": f"r{state.head[0]}",
+        "counted": admitted.counted,
+        "cost": admitted.cost,
+        "index": index,
+    }
+    entry = following(state.ledger, state.head, kind="release", book=scope, body=body)
     state.apply(entry)
     return entry
 
 
-def capped(cap: Cap, book: Book = BOOK) -> State:
+def capped(cap: Cap, book: BudgetScope = BOOK) -> State:
     """A ledger without a database, with nothing in it but a cap."""
     state = State("0" * 32)
     state.apply(following(state.ledger, state.head, kind="opened", book=book, body=book.document()))

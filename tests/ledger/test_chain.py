@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from dpmerge.errors import LedgerBroken
-from dpmerge.ledger import Cap, Ledger
+from dpmerge.errors import LedgerBrokenError
+from dpmerge.ledger import Cap, Ledger, Output
 from dpmerge.ledger.entries import Entry, canonical, seal
 from ledger.releases import BOOK, drawing, first, request, run
 
@@ -33,14 +33,10 @@ def path(tmp_path: Path) -> Path:
         lost = request([A, B], "a@4")
         ledger.adopt(
             "f" * 32,
-            terms=lost.terms,
-            final=False,
-            identities=lost.identities,
-            marks=lost.marks,
-            index=0,
+            lost,
+            output=Output({}, "3" * 64, ""),
             entry=(9, "2" * 64),
-            files={},
-            certificate="3" * 64,
+            index=0,
             signed_by="6" * 64,
         )
         ledger.set_cap(BOOK, Cap(epsilon=2.5, delta=1e-5, rule="renyi_filter", order=8.0))
@@ -62,14 +58,14 @@ def broken_at(path: Path) -> tuple[int | None, str]:
         verdict = ledger.verify()
         assert verdict.ok == (verdict.broken is None)
         if not verdict.ok:
-            with pytest.raises(LedgerBroken):
+            with pytest.raises(LedgerBrokenError):
                 ledger.charge(request([A], "a@1"), first)
         return verdict.broken, str(verdict.why)
 
 
 @pytest.mark.parametrize("seq", range(1, len(KINDS) + 1), ids=KINDS)
 @pytest.mark.parametrize("column", ["seq", "previous", "hash", "time", "kind", "book", "text"])
-def test_every_column_of_every_entry_is_sealed(path: Path, seq: int, column: str) -> None:
+def test_a_change_in_any_column_of_any_entry_fails_verification(path: Path, seq: int, column: str) -> None:
     changed: dict[str, object] = {
         "seq": seq + 100,
         "previous": "e" * 64,
@@ -86,18 +82,18 @@ def test_every_column_of_every_entry_is_sealed(path: Path, seq: int, column: str
 
 
 @pytest.mark.parametrize("seq", range(1, len(KINDS) + 1))
-def test_a_deleted_entry_is_missed(path: Path, seq: int) -> None:
+def test_a_deleted_entry_fails_verification(path: Path, seq: int) -> None:
     change(path, "DELETE FROM dpmerge_entries WHERE seq = ?", seq)
     assert broken_at(path)[0] == seq
 
 
-def test_swapped_entries_are_seen(path: Path) -> None:
+def test_swapped_entries_fail_verification(path: Path) -> None:
     for old, new in ((5, 500), (3, 5), (500, 3)):
         change(path, "UPDATE dpmerge_entries SET seq = ? WHERE seq = ?", new, old)
     assert broken_at(path)[0] == 3
 
 
-def test_an_entry_put_in_is_seen(path: Path) -> None:
+def test_an_inserted_entry_fails_verification(path: Path) -> None:
     columns = "previous, hash, time, kind, book, text"
     change(
         path,
@@ -112,7 +108,7 @@ def test_another_ledger_id_breaks_the_first_entry(path: Path) -> None:
     assert broken_at(path)[0] == 1
 
 
-def test_a_head_that_was_put_back_is_seen(path: Path) -> None:
+def test_a_head_put_back_to_an_older_entry_fails_verification(path: Path) -> None:
     change(path, "UPDATE dpmerge_ledger SET head_seq = 8")
     broken, why = broken_at(path)
     assert broken is not None
@@ -152,7 +148,7 @@ def edits() -> dict[str, tuple[int, Callable[[dict[str, Any]], None]]]:
         body["cost"] /= 2
 
     def nothing_spent(body: dict[str, Any]) -> None:
-        body["spentBefore"] = 0.0
+        body["spent_before"] = 0.0
 
     def by_theorem(body: dict[str, Any]) -> None:
         body["counted"] = "theorem"
@@ -170,12 +166,20 @@ def edits() -> dict[str, tuple[int, Callable[[dict[str, Any]], None]]]:
         body["order"] = 9.0
 
     def earlier(body: dict[str, Any]) -> None:
-        body["releasesBefore"] = 0
+        body["releases_before"] = 0
 
     def dearer(body: dict[str, Any]) -> None:
         body["terms"]["runs"][0]["mechanism"]["blocks"][0]["noise_multiplier"] = 0.5
 
+    def spent_twice(body: dict[str, Any]) -> None:
+        body["spentBefore"] = 0.0
+
+    def noise_twice(body: dict[str, Any]) -> None:
+        body["terms"]["candidates"][0]["releaseNoise"] = 1.0
+
     return {
+        "what was spent before, in two spellings": (9, spent_twice),
+        "release noise in two spellings": (5, noise_twice),
         "a smaller cost": (3, halved),
         "a smaller cost of what was adopted": (8, halved),
         "nothing spent before the cap": (9, nothing_spent),
@@ -190,20 +194,20 @@ def edits() -> dict[str, tuple[int, Callable[[dict[str, Any]], None]]]:
 
 
 @pytest.mark.parametrize("name", edits())
-def test_figures_are_not_believed_even_in_a_chain_that_holds(path: Path, name: str) -> None:
+def test_a_wrong_figure_in_a_resealed_chain_fails_verification(path: Path, name: str) -> None:
     seq, edit = edits()[name]
     sealed_again(path, lambda number, body: edit(body) if number == seq else None)
     with Ledger.open(path) as ledger:
         assert ledger.verify().broken == seq
 
 
-def test_a_chain_sealed_again_without_edits_holds(path: Path) -> None:
+def test_a_chain_resealed_without_edits_verifies(path: Path) -> None:
     sealed_again(path, lambda number, body: None)
     with Ledger.open(path) as ledger:
         assert ledger.verify().ok
 
 
-def test_the_hash_is_what_the_documentation_says(path: Path) -> None:
+def test_the_hash_of_an_entry_is_the_documented_formula(path: Path) -> None:
     import hashlib
 
     with Ledger.open(path) as ledger:

@@ -21,7 +21,7 @@ def test_four_processes_never_pass_a_cap_together(anywhere: str, rounds: int) ->
     assert sum(tally.refused for tally in tallies) > 0
 
 
-def test_a_violation_would_be_seen(tmp_path: Path) -> None:
+def test_the_soak_notices_an_entry_that_no_worker_reported(tmp_path: Path) -> None:
     where = str(tmp_path / "ledger.db")
     tallies = soak(where, workers=1, asks=3, seed=1)
     short = [type(tallies[0])(tallies[0].charged[1:], tallies[0].completed, tallies[0].refused)]

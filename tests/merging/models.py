@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpmerge.portfolio.portfolio import Portfolio
-from dpmerge.portfolio.runs import SavedCheckpoint
+from dpmerge.portfolio.recorded_runs import SavedCheckpoint
 from dpmerge.portfolio.tensors import SIZES, read_header, weights_digest
 from portfolio.portfolios import header_entry, manifest, safetensors_bytes, sha256, write_json
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from dpmerge.errors import BadCheckpoint, DigestMismatch, InvalidInput, TensorMismatch
+from dpmerge.errors import CheckpointError, DigestMismatchError, InvalidInputError, TensorMismatchError
 from dpmerge.merging.adapters import Located, concatenate, require_one_scaling
 from dpmerge.portfolio.portfolio import Portfolio
 from merging.models import Tensor, read_model, stored, tensor, tree, values_of, write_run
@@ -134,7 +134,7 @@ def test_settings_that_cannot_be_concatenated_are_refused(tmp_path: Path, name: 
     parts = write_adapters(tmp_path / "runs", [config(), config()])
     (parts[1][0].folder / "adapter_config.json").write_text(json.dumps(given))
     (tmp_path / "out").mkdir()
-    with pytest.raises(InvalidInput, match=field) as raised:
+    with pytest.raises(InvalidInputError, match=field) as raised:
         concatenate(parts, tmp_path / "out", donor=parts[0][1])
     assert "b/adapter_config.json" in str(raised.value)
     assert tree(tmp_path / "out") == {}
@@ -149,7 +149,7 @@ def test_the_order_of_target_modules_does_not_matter(tmp_path: Path) -> None:
 def test_a_missing_configuration_is_refused(tmp_path: Path) -> None:
     parts = write_adapters(tmp_path / "runs", [config(), config()])
     (parts[1][0].folder / "adapter_config.json").unlink()
-    with pytest.raises(InvalidInput, match="adapter_config.json beside the weights"):
+    with pytest.raises(InvalidInputError, match="adapter_config.json beside the weights"):
         concatenate(parts, tmp_path, donor=parts[0][1])
 
 
@@ -163,7 +163,7 @@ def test_tensors_that_are_no_low_rank_factors_are_refused(tmp_path: Path, extra:
     folder = write_run(tmp_path / "runs", "a", {FILE: {**adapter(0, 2, "F32"), **extra}},
                        small={"adapter_config.json": json.dumps(config())})  # fmt: skip
     (run,) = Portfolio.load(folder, contents=False).runs
-    with pytest.raises(TensorMismatch, match=words):
+    with pytest.raises(TensorMismatchError, match=words):
         concatenate([(run, run.checkpoints[0], 1.0)], tmp_path, donor=run.checkpoints[0])
 
 
@@ -173,7 +173,7 @@ def test_modules_of_other_sizes_are_refused(tmp_path: Path) -> None:
     tensors["base_model.model.layers.0.v_proj.lora_B.weight"] = tensor("F32", (4, 2), 1)
     folder = write_run(tmp_path / "runs", "b", {FILE: tensors}, small={"adapter_config.json": json.dumps(config())})
     (run,) = Portfolio.load(folder, contents=False).runs
-    with pytest.raises(TensorMismatch, match="the modules of a@4"):
+    with pytest.raises(TensorMismatchError, match="the modules of a@4"):
         concatenate([*parts, (run, run.checkpoints[0], 0.5)], tmp_path, donor=parts[0][1])
 
 
@@ -183,7 +183,7 @@ def test_adapters_that_are_not_what_was_recorded_are_refused(tmp_path: Path) -> 
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
-    with pytest.raises(DigestMismatch, match="the file that was recorded"):
+    with pytest.raises(DigestMismatchError, match="the file that was recorded"):
         concatenate(parts, tmp_path, donor=parts[0][1])
 
 
@@ -193,11 +193,11 @@ def test_values_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     tensors[name] = ("F16", (3, 2), stored("F16", [1, 2, 3, 4, 5, np.inf]))
     folder = write_run(tmp_path / "runs", "a", {FILE: tensors}, small={"adapter_config.json": json.dumps(config())})
     (run,) = Portfolio.load(folder, contents=False).runs
-    with pytest.raises(BadCheckpoint, match="v_proj.lora_B.weight"):
+    with pytest.raises(CheckpointError, match="v_proj.lora_B.weight"):
         concatenate([(run, run.checkpoints[0], 1.0)], tmp_path, donor=run.checkpoints[0])
 
 
 def test_adapters_averaged_as_trained_must_be_scaled_alike(tmp_path: Path) -> None:
     require_one_scaling(write_adapters(tmp_path / "alike", CONFIGS["alike"]))
-    with pytest.raises(InvalidInput, match="concatenated adapters"):
+    with pytest.raises(InvalidInputError, match="concatenated adapters"):
         require_one_scaling(write_adapters(tmp_path / "other", CONFIGS["other scalings"]))

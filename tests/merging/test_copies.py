@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpmerge.errors import BadCheckpoint, DigestMismatch
-from dpmerge.merging import copies, donor_files, sources
-from dpmerge.merging.copies import copy
-from dpmerge.merging.donor_files import COPIED, copy_small_files, small_file
+from dpmerge.errors import CheckpointError, DigestMismatchError
+from dpmerge.merging import config_files, copy_checkpoint, weight_files
+from dpmerge.merging.config_files import COPIED, copy_small_files, small_file
+from dpmerge.merging.copy_checkpoint import copy
 from dpmerge.portfolio.portfolio import Portfolio
 from merging.models import checkpoints, header_json, model, read_model, stored, tensor, tree, write_run
 from portfolio.portfolios import sha256
@@ -67,8 +67,8 @@ def test_blocks_are_shared_where_the_disk_can(tmp_path: Path, monkeypatch: pytes
         os.pwrite(target, os.pread(source, 10**6, 0), 0)
         return True
 
-    monkeypatch.setattr(copies, "reflinked", shared)
-    monkeypatch.setattr(copies, "write_all", lambda *_: pytest.fail("bytes were copied one by one"))
+    monkeypatch.setattr(copy_checkpoint, "reflinked", shared)
+    monkeypatch.setattr(copy_checkpoint, "write_all", lambda *_: pytest.fail("bytes were copied one by one"))
     (written,) = copy(saved, written_to(tmp_path / "out"))
     assert written.sha256 == sha256(folder / ONE_FILE) == sha256(tmp_path / "out" / "model.safetensors")
 
@@ -83,8 +83,8 @@ def test_shared_blocks_are_read_from_the_copy(tmp_path: Path, monkeypatch: pytes
         os.pwrite(target, content, 0)
         return True
 
-    monkeypatch.setattr(copies, "reflinked", wrong)
-    with pytest.raises(DigestMismatch, match="the file that was recorded"):
+    monkeypatch.setattr(copy_checkpoint, "reflinked", wrong)
+    with pytest.raises(DigestMismatchError, match="the file that was recorded"):
         copy(saved, written_to(tmp_path / "out"))
 
 
@@ -96,29 +96,29 @@ def test_a_copy_of_another_file_than_the_recorded_one_is_refused(tmp_path: Path,
     content = bytearray(file.read_bytes())
     content[-3] ^= 1
     file.write_bytes(content)
-    with pytest.raises(DigestMismatch, match="x-00002-of-00002.safetensors"):
+    with pytest.raises(DigestMismatchError, match="x-00002-of-00002.safetensors"):
         copy(saved, written_to(tmp_path / "out"), jobs=jobs)
 
 
 def test_a_copy_with_a_value_that_is_not_finite_is_refused(tmp_path: Path) -> None:
     write_run(tmp_path / "runs", "a", {ONE_FILE: {"w": ("F16", (2,), stored("F16", [1.0, np.nan]))}})
     (saved,) = checkpoints(tmp_path / "runs")
-    with pytest.raises(BadCheckpoint, match="w: got NaN or infinity in a@4"):
+    with pytest.raises(CheckpointError, match="w: got NaN or infinity in a@4"):
         copy(saved, written_to(tmp_path / "out"))
 
 
 def test_a_copy_of_a_file_that_changes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_run(tmp_path / "runs", "a", {ONE_FILE: model(1)})
     (saved,) = checkpoints(tmp_path / "runs")
-    read = sources.os.preadv
+    read = weight_files.os.preadv
 
     def preadv(descriptor: int, buffers: Any, offset: int) -> int:
         if offset > 2000:
             os.utime(folder / ONE_FILE, ns=(1, 1))
         return read(descriptor, buffers, offset)
 
-    monkeypatch.setattr(sources.os, "preadv", preadv)
-    with pytest.raises(BadCheckpoint, match="a file that nobody changes"):
+    monkeypatch.setattr(weight_files.os, "preadv", preadv)
+    with pytest.raises(CheckpointError, match="a file that nobody changes"):
         copy(saved, written_to(tmp_path / "out"))
 
 
@@ -166,7 +166,7 @@ def test_links_out_large_files_and_folders_are_left(tmp_path: Path, monkeypatch:
     (folder / "tokenizer.json").mkdir()
     (folder / "vocab.txt").symlink_to(folder / "merges.txt")
     os.mkfifo(folder / "spiece.model")
-    monkeypatch.setattr(donor_files, "LARGEST", 100)
+    monkeypatch.setattr(config_files, "LARGEST", 100)
     (run,) = Portfolio.load(tmp_path / "runs", contents=False).runs
     _, left = copy_small_files(run, run.checkpoints[0], written_to(tmp_path / "out"))
     assert tree(tmp_path / "out") == {"merges.txt": b"y", "vocab.txt": b"y"}

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpmerge.errors import InvalidInput
+from dpmerge.errors import InvalidInputError
 from dpmerge.merging.draw import draw, units_of
-from dpmerge.planning.program import UNITS
+from dpmerge.terms.release_terms import UNITS
 
 
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=6).filter(any))
@@ -40,12 +40,12 @@ def test_draws_come_out_as_often_as_they_should() -> None:
 
 @pytest.mark.parametrize("units", [[], [0], [0, 0], [1, -1], [1, 0.5], [1, True], ["1"], [float("nan")]])
 def test_units_that_are_refused(units: list[Any]) -> None:
-    with pytest.raises(InvalidInput, match="units"):
+    with pytest.raises(InvalidInputError, match="units"):
         draw(units)
 
 
 def test_a_source_of_randomness_that_is_wrong_is_noticed() -> None:
-    with pytest.raises(InvalidInput, match="below"):
+    with pytest.raises(InvalidInputError, match="below"):
         draw([1, 2], below=lambda total: total)
 
 
@@ -71,5 +71,5 @@ NOT_PROBABILITIES = {
 
 @pytest.mark.parametrize("name", NOT_PROBABILITIES)
 def test_probabilities_that_are_refused(name: str) -> None:
-    with pytest.raises(InvalidInput, match="probabilities"):
+    with pytest.raises(InvalidInputError, match="probabilities"):
         units_of(NOT_PROBABILITIES[name])  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from dpmerge.errors import TensorMismatch
+from dpmerge.errors import TensorMismatchError
 from dpmerge.merging.engine import merge
 from dpmerge.merging.writing import WrittenFile
 from dpmerge.portfolio.tensors import SIZES
@@ -235,7 +235,7 @@ def test_frozen_tensors_that_must_not_differ_are_refused_where_they_do(tmp_path:
     for run, frozen in {"a": same, "b": tensor("F32", (50,), 2), "c": same}.items():
         write_run(tmp_path / "runs", run, {ONE_FILE: {"kept": same, "mixed": frozen}}, frozen=["kept", "mixed"])
     message = "mixed: got other values in b@4; accepted: frozen tensors that are the same in all models, as in a@4"
-    with pytest.raises(TensorMismatch, match=message):
+    with pytest.raises(TensorMismatchError, match=message):
         merge_three(tmp_path / "runs", tmp_path / "out", trained=[])
 
 

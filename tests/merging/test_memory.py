@@ -19,7 +19,7 @@ import numpy as np
 from dpmerge.merging.recipe_files import build
 from dpmerge.merging.staging import StagedFolder
 from dpmerge.portfolio.portfolio import Portfolio
-from dpmerge.portfolio.recipe import Recipe
+from dpmerge.terms.recipe import Recipe
 portfolio = Portfolio.load(sys.argv[1], contents=False)
 def peak():  # getrusage would count what this process was before it became Python
     return int(re.search("VmHWM:\\\\s+(\\\\d+)", Path("/proc/self/status").read_text())[1])

@@ -12,9 +12,9 @@ import numpy.typing as npt
 import pytest
 from scipy import stats
 
-from dpmerge.errors import TensorMismatch
+from dpmerge.errors import TensorMismatchError
 from dpmerge.merging.engine import merge
-from dpmerge.merging.noise import Noise, NoiseScratch
+from dpmerge.merging.gaussian_sampler import GaussianSampler, NoiseScratch
 from merging.models import FLOATS, Tensor, checkpoints, read_model, stored, tensor, tree, values_of, write_run
 
 KEY = bytes(range(32))
@@ -25,7 +25,7 @@ LEAST_P = 1e-6
 
 
 def normals(count: int, *, key: bytes | None = KEY, piece: int = 0, deviation: float = 1.0) -> npt.NDArray[np.float64]:
-    return Noise(deviation, key).draw(piece, count, NoiseScratch(count)).copy()
+    return GaussianSampler(deviation, key).draw(piece, count, NoiseScratch(count)).copy()
 
 
 @pytest.mark.parametrize("key", [KEY, bytes(32), b"\xff" * 32], ids=["counting", "zeros", "ones"])
@@ -140,7 +140,7 @@ def test_noise_that_would_pass_integers_by_is_refused(tmp_path: Path, trained: l
         write_run(
             tmp_path / "runs", run, {ONE_FILE: {"weight": tensor("F32", (9,), seed), "integers": integers}}, frozen=None
         )
-    with pytest.raises(TensorMismatch, match="integers"):
+    with pytest.raises(TensorMismatchError, match="integers"):
         merged(tmp_path, "noised", trained=trained, release_noise=1.0)
 
 

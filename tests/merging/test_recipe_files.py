@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpmerge.errors import InvalidInput, NotCombinable
+from dpmerge.errors import InvalidInputError, NotCombinableError
 from dpmerge.merging.recipe_files import Built, build, trained_by
 from dpmerge.portfolio.portfolio import Portfolio
-from dpmerge.portfolio.recipe import Recipe
+from dpmerge.terms.recipe import Recipe
 from merging.models import Model, read_model, tensor, tree, values_of, write_run
 from merging.test_adapters import adapter, change, config, scaling
 from portfolio.portfolios import OTHER_START, START, edit_manifest, read_manifest, sha256, write_json
@@ -38,7 +38,7 @@ def built(home: Path, recipe: Recipe, out: Path, *, contents: bool = False, **se
 
 
 @pytest.mark.parametrize("contents", [True, False])
-def test_a_merge_with_its_small_files(tmp_path: Path, contents: bool) -> None:
+def test_a_merge_is_written_with_its_small_files(tmp_path: Path, contents: bool) -> None:
     home = write_runs(tmp_path / "runs")
     recipe = Recipe.of({"a@4": 0.25, "b@4": 0.5, "c@4": 0.25})
     found = built(home, recipe, tmp_path / "out", contents=contents)
@@ -65,12 +65,12 @@ def test_the_donor_is_the_run_that_weighs_most_and_then_the_first_by_name(
     assert built(home, Recipe.of(weights), tmp_path / "out").donor == donor
 
 
-def test_another_donor_may_be_named(tmp_path: Path) -> None:
+def test_another_donor_may_be_named_and_an_unknown_one_is_refused(tmp_path: Path) -> None:
     home = write_runs(tmp_path / "runs")
     recipe = Recipe.of({"a@4": 0.75, "b@4": 0.25})
     assert built(home, recipe, tmp_path / "out", donor="b").donor == "b"
     assert (tmp_path / "out" / "config.json").read_text() == '{"of": "b"}'
-    with pytest.raises(InvalidInput, match="a run of the recipe: a, b"):
+    with pytest.raises(InvalidInputError, match="a run of the recipe: a, b"):
         built(home, recipe, tmp_path / "other", donor="c")
 
 
@@ -80,7 +80,7 @@ def test_one_checkpoint_is_copied(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == (home / "b" / ONE_FILE).read_bytes()
 
 
-def test_one_checkpoint_with_noise_is_not(tmp_path: Path) -> None:
+def test_one_checkpoint_with_noise_is_not_copied(tmp_path: Path) -> None:
     home = write_runs(tmp_path / "runs")
     built(home, Recipe.of({"b@4": 1.0}, release_noise=1.0), tmp_path / "out")
     found, plain = read_model(tmp_path / "out"), tensors_of(1)
@@ -93,7 +93,7 @@ def test_runs_that_may_not_be_averaged_are_refused_until_that_is_allowed(tmp_pat
     for run, start in (("a", START), ("b", OTHER_START)):
         write_json(home / run / "privacy.json", {**read_manifest(home / run), "initial_weights": start})
     recipe = Recipe.of({"a@4": 0.5, "b@4": 0.5})
-    with pytest.raises(NotCombinable):
+    with pytest.raises(NotCombinableError):
         built(home, recipe, tmp_path / "out")
     assert tree(tmp_path / "out") == {}
     (tmp_path / "allowed").mkdir()
@@ -113,7 +113,7 @@ def test_what_any_run_trained_is_trained(tmp_path: Path) -> None:
     assert trained_by(Portfolio.load(home, contents=False).runs) is None
 
 
-def test_several_checkpoints_of_one_run(tmp_path: Path) -> None:
+def test_several_checkpoints_of_one_run_are_averaged(tmp_path: Path) -> None:
     home = write_runs(tmp_path / "runs", "a")
     from merging.models import write_tensors
 
@@ -157,7 +157,7 @@ def test_adapters_are_concatenated_where_asked_for(tmp_path: Path) -> None:
 def test_concatenation_is_refused_with_noise_and_other_ways_by_name(tmp_path: Path) -> None:
     home = write_adapter_runs(tmp_path / "runs")
     weights = {"a@4": 0.75, "b@4": 0.25}
-    with pytest.raises(InvalidInput, match="release_noise"):
+    with pytest.raises(InvalidInputError, match="release_noise"):
         built(home, Recipe.of(weights, release_noise=1.0), tmp_path / "noise", adapters="concatenated")
-    with pytest.raises(InvalidInput, match="as_trained, concatenated"):
+    with pytest.raises(InvalidInputError, match="as_trained, concatenated"):
         built(home, Recipe.of(weights), tmp_path / "other", adapters="averaged")

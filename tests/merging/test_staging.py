@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dpmerge.errors import CannotWrite
+from dpmerge.errors import CannotWriteError
 from dpmerge.merging import staging
 from dpmerge.merging.staging import StagedFolder, remove_leftovers
 from merging.models import tree
@@ -71,7 +71,7 @@ def test_what_is_not_published_is_removed(tmp_path: Path) -> None:
 def test_publishing_twice_is_refused(tmp_path: Path) -> None:
     with StagedFolder(tmp_path / "out") as staged:
         staged.publish()
-        with pytest.raises(CannotWrite, match="published once"):
+        with pytest.raises(CannotWriteError, match="published once"):
             staged.publish()
     assert listed(tmp_path) == ["out"]
 
@@ -84,14 +84,14 @@ def test_an_empty_folder_may_be_replaced(tmp_path: Path) -> None:
 
 def test_a_folder_with_something_in_it_is_refused(tmp_path: Path) -> None:
     publish(tmp_path / "out", "old")
-    with pytest.raises(CannotWrite, match="not empty"), StagedFolder(tmp_path / "out"):
+    with pytest.raises(CannotWriteError, match="not empty"), StagedFolder(tmp_path / "out"):
         pytest.fail("it was staged")
     assert tree(tmp_path / "out")["deep/file"] == b"old"
     assert listed(tmp_path) == ["out"]
 
 
 def test_a_folder_that_fills_meanwhile_is_refused_at_the_rename(tmp_path: Path) -> None:
-    with pytest.raises(CannotWrite, match="not empty"), StagedFolder(tmp_path / "out") as staged:  # noqa: PT012
+    with pytest.raises(CannotWriteError, match="not empty"), StagedFolder(tmp_path / "out") as staged:  # noqa: PT012
         (tmp_path / "out").mkdir()
         (tmp_path / "out" / "theirs").write_text("first")
         staged.publish()
@@ -100,7 +100,7 @@ def test_a_folder_that_fills_meanwhile_is_refused_at_the_rename(tmp_path: Path) 
 
 
 def test_a_file_that_appears_meanwhile_is_refused_at_the_rename(tmp_path: Path) -> None:
-    with pytest.raises(CannotWrite, match="Not a directory"), StagedFolder(tmp_path / "out") as staged:  # noqa: PT012
+    with pytest.raises(CannotWriteError, match="Not a directory"), StagedFolder(tmp_path / "out") as staged:  # noqa: PT012
         (tmp_path / "out").write_text("theirs")
         staged.publish()
     assert (tmp_path / "out").read_text() == "theirs"
@@ -130,7 +130,7 @@ def test_a_second_rename_that_fails_brings_the_old_folder_back(tmp_path: Path, m
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", failing)
-    with pytest.raises(CannotWrite, match="Input/output error"):
+    with pytest.raises(CannotWriteError, match="Input/output error"):
         publish(tmp_path / "out", "new", overwrite=True)
     assert tree(tmp_path / "out")["deep/file"] == b"old"
     assert listed(tmp_path) == ["out"]
@@ -178,7 +178,7 @@ def test_targets_are_refused_before_any_work(tmp_path: Path, name: str, overwrit
     prepare, target, words = INVALID_TARGETS[name]
     prepare(tmp_path)
     before = sorted(str(path) for path in tmp_path.rglob("*"))
-    with pytest.raises(CannotWrite, match=words) as raised:
+    with pytest.raises(CannotWriteError, match=words) as raised:
         StagedFolder(tmp_path / target, overwrite, inputs=[tmp_path / "runs" / "a"]).__enter__()
     assert "accepted: " in str(raised.value)
     assert sorted(str(path) for path in tmp_path.rglob("*")) == before
@@ -186,13 +186,13 @@ def test_targets_are_refused_before_any_work(tmp_path: Path, name: str, overwrit
 
 def test_a_target_around_an_input_is_refused_even_to_overwrite(tmp_path: Path) -> None:
     (tmp_path / "runs" / "a").mkdir(parents=True)
-    with pytest.raises(CannotWrite, match="overlaps"):
+    with pytest.raises(CannotWriteError, match="overlaps"):
         StagedFolder(tmp_path / "runs", True, inputs=[tmp_path / "runs" / "a"]).__enter__()
 
 
 def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staging.os, "access", lambda *_: False)  # as root everything can be
-    with pytest.raises(CannotWrite, match="no permission"):
+    with pytest.raises(CannotWriteError, match="no permission"):
         StagedFolder(tmp_path / "out").__enter__()
 
 
@@ -244,7 +244,7 @@ def test_only_leftovers_are_removed(tmp_path: Path) -> None:
 
 
 def test_a_folder_removed_before_it_was_locked_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, made = staging._locked, []
+    real, made = staging.try_lock, []
 
     def slow(descriptor: int) -> bool:
         made.append(next(path for path in tmp_path.iterdir()))
@@ -252,7 +252,7 @@ def test_a_folder_removed_before_it_was_locked_is_made_again(tmp_path: Path, mon
             made[0].rmdir()  # as another process would that came in between
         return real(descriptor)
 
-    monkeypatch.setattr(staging, "_locked", slow)
+    monkeypatch.setattr(staging, "try_lock", slow)
     publish(tmp_path / "out", "text")
     assert len(made) == 2
     assert listed(tmp_path) == ["out"]

@@ -43,13 +43,15 @@ MU = (20 * (2 / 32) ** 2) ** 0.5, (20 * (2 / 64) ** 2) ** 0.5
         (4.0, 1e-5, 24.381610883113673, 27.194104554141855, 25.930920950267982),
     ],
 )
-def test_gaussian_epsilon(mu: float, delta: float, eps: float, classic: float, improved: float) -> None:
+def test_the_epsilon_of_a_gaussian_has_its_known_values(
+    mu: float, delta: float, eps: float, classic: float, improved: float
+) -> None:
     assert float(gaussian_mp.epsilon(mu, delta)) == pytest.approx(eps, rel=1e-13)
     assert float(gaussian_mp.rdp_epsilon(mu, delta, ORDERS, "classic")) == pytest.approx(classic, rel=1e-13)
     assert float(gaussian_mp.rdp_epsilon(mu, delta, ORDERS, "improved")) == pytest.approx(improved, rel=1e-13)
 
 
-def test_gaussian_delta() -> None:
+def test_the_delta_of_a_gaussian_has_its_known_values() -> None:
     values = {0.25: 0.0023205932919801732, 0.5: 7.666116173706196e-06, 2.0: 2.45571543704966e-48}
     for eps, delta in values.items():
         assert float(gaussian_mp.delta(MU[1], eps)) == pytest.approx(delta, rel=1e-12)
@@ -76,14 +78,16 @@ def test_gaussian_epsilon_inverts_delta_to_fifty_digits(mu: float, delta: str) -
         ((1, 0), 1.0470536090917477, 1.3803559097041311, 1.1431505950444587),
     ],
 )
-def test_random_selection(probabilities: tuple, eps: float, classic: float, improved: float) -> None:
+def test_the_epsilon_of_random_selection_has_its_known_values(
+    probabilities: tuple, eps: float, classic: float, improved: float
+) -> None:
     assert float(gaussian_mp.rs_epsilon(MU, probabilities, 1e-5)) == pytest.approx(eps, rel=1e-13)
     for conversion, expected in (("classic", classic), ("improved", improved)):
         found = gaussian_mp.rs_rdp_epsilon(MU, probabilities, 1e-5, ORDERS, conversion)
         assert float(found) == pytest.approx(expected, rel=1e-13)
 
 
-def test_random_selection_with_a_non_private_candidate() -> None:
+def test_random_selection_with_a_non_private_candidate_is_finite_only_below_delta() -> None:
     assert gaussian_mp.rs_epsilon((1, math.inf), (0.9, 0.1), 1e-5) == mp.inf
     eps = gaussian_mp.rs_epsilon((1, math.inf), (1 - 1e-6, 1e-6), 1e-5)
     assert float(gaussian_mp.rs_delta((1, math.inf), (1 - 1e-6, 1e-6), eps)) == pytest.approx(1e-5, rel=1e-14)
@@ -101,7 +105,7 @@ def test_secret_index_beats_linear_combination_for_a_scalar() -> None:
 
 @pytest.mark.parametrize("eps", [-0.3, 0.0, 0.15, 1.0])
 @pytest.mark.parametrize("example", [((1, 2), (0.5, 0.5), 0.1), ((0.1, 3, 1), (0.3, 0.3, 0.4), 0.7)])
-def test_mixture_divergence(eps: float, example: tuple) -> None:
+def test_the_divergence_of_a_mixture_agrees_with_quadrature_in_both_directions(eps: float, example: tuple) -> None:
     exact = mixture_quadrature.hockey_stick(eps, *example)
     assert exact == pytest.approx(mixture_quadrature.hockey_stick(eps, *example, "backward"), rel=1e-12)
     assert exact == pytest.approx(mixture_quadrature.hockey_stick_by_quadrature(eps, *example), rel=1e-9)
@@ -116,7 +120,7 @@ def test_mixture_of_equals_is_gaussian() -> None:
 # Affine chains
 
 
-def test_unequal_contractions() -> None:
+def test_unequal_contractions_cost_more_than_the_merged_trajectory_says() -> None:
     example = affine_chains.unequal_contractions()
     assert example.truth == pytest.approx(4.40, abs=0.005)
     assert example.merged_trajectory == pytest.approx(1.99, abs=0.005)
@@ -127,7 +131,9 @@ def test_unequal_contractions() -> None:
     ("records", "noises", "true"),
     [(3, (10, 0.5), 0.778), (101, (10, 0.5), 2.942), (301, (10, 0.5), 3.863), (1001, (10, 0.25), 11.095)],
 )
-def test_two_steps_of_logistic_regression(records: int, noises: tuple, true: float) -> None:
+def test_two_steps_of_logistic_regression_cost_the_same_at_two_resolutions(
+    records: int, noises: tuple, true: float
+) -> None:
     """At two resolutions; and clipping the total makes every row 0.50."""
     for total, expected in ((False, true), (True, 0.498)):
         coarse, fine = (
@@ -207,7 +213,7 @@ HIDDEN_STATE = [
 
 
 @pytest.mark.parametrize("case", HIDDEN_STATE)
-def test_hidden_state_reference(case: tuple) -> None:
+def test_the_hidden_state_program_has_its_reference_values_as_optimum(case: tuple) -> None:
     rates, sigmas, k, lipschitz, weights, tau, mu, mu_if_linear = case
     arrays = (*_two_runs(rates, sigmas, k, lipschitz), weights)
     solution = hidden_state_qp.solve(*arrays, tau)
@@ -254,7 +260,7 @@ def test_hidden_state_solvers_agree_and_are_never_below_the_truth() -> None:
     assert 5 < passed < 35
 
 
-def test_hidden_state_of_long_ill_scaled_runs() -> None:
+def test_hidden_state_solvers_agree_on_long_ill_scaled_runs() -> None:
     rng = np.random.default_rng(12)
     for _ in range(10):
         lengths = rng.integers(1, 120, 3)
@@ -280,7 +286,9 @@ def test_infeasible_shifts_are_refused(shifts: list) -> None:
 @pytest.mark.parametrize(("steps", "sigma"), [(1, 1.0), (10, 3.0), (1000, 30.0)])
 @pytest.mark.parametrize("delta", [0.1, 1e-5, 1e-14])
 @pytest.mark.parametrize("relation", ["remove", "add"])
-def test_tilted_composition_without_sampling(steps: int, sigma: float, delta: float, relation: str) -> None:
+def test_tilted_composition_without_sampling_encloses_the_gaussian_delta(
+    steps: int, sigma: float, delta: float, relation: str
+) -> None:
     eps = float(gaussian_mp.epsilon(steps**0.5 / sigma, delta))
     bounds = tilted_convolution.delta_bounds(eps, relation, sigma, 1.0, steps)
     assert bounds.lower <= delta <= bounds.upper
@@ -289,7 +297,7 @@ def test_tilted_composition_without_sampling(steps: int, sigma: float, delta: fl
 
 @pytest.mark.parametrize("relation", ["remove", "add", "replace_one"])
 @pytest.mark.parametrize("eps", [-0.1, 0.0, 0.05, 1.0, 6.0])
-def test_tilted_composition_of_two_steps(relation: str, eps: float) -> None:
+def test_tilted_composition_of_two_steps_encloses_the_exact_delta(relation: str, eps: float) -> None:
     exact = tilted_convolution.two_step_delta(eps, relation, 1.0, 0.1)
     bounds = tilted_convolution.delta_bounds(eps, relation, 1.0, 0.1, 2)
     assert bounds.lower * (1 - 1e-9) <= exact <= bounds.upper * (1 + 1e-9)
@@ -306,7 +314,7 @@ def test_tilted_composition_of_two_steps(relation: str, eps: float) -> None:
         ("add", 1e-14, 2.50850),
     ],
 )
-def test_tilted_epsilon(relation: str, delta: float, eps: float) -> None:
+def test_the_tilted_bounds_on_epsilon_are_close_to_the_known_values(relation: str, delta: float, eps: float) -> None:
     bounds = tilted_convolution.epsilon_bounds(delta, relation, 1.0, 0.01, 1000)
     assert bounds.lower < bounds.upper < bounds.lower + 5e-5
     assert bounds.lower == pytest.approx(eps, abs=1e-4)
@@ -317,7 +325,7 @@ def test_tilted_epsilon(relation: str, delta: float, eps: float) -> None:
 # Mechanisms known only by (eps, delta)
 
 
-def test_optimal_composition() -> None:
+def test_optimal_composition_agrees_with_its_closed_form_and_inverts() -> None:
     for count in range(1, 9):
         for i in range(count // 2 + 1):
             closed = randomized_response.homogeneous_delta(i, count, 0.37, 1e-5)
@@ -333,7 +341,7 @@ def test_optimal_composition() -> None:
     assert randomized_response.optimal_epsilon(1e-5, [(0.8, 1e-5)]) == pytest.approx(0.8, rel=1e-9)
 
 
-def test_advanced_composition_and_no_free_lunch() -> None:
+def test_advanced_composition_and_the_total_variation_limit_have_their_known_values() -> None:
     assert randomized_response.advanced(1.0471, 1e-5, 3, 1e-5) == pytest.approx((14.51219709590985, 4e-5))
     assert randomized_response.advanced(0.2, 1e-6, 20, 1e-6) == pytest.approx((5.587187033594279, 2.1e-5))
     limit = randomized_response.total_variation_limit
@@ -347,7 +355,9 @@ def test_advanced_composition_and_no_free_lunch() -> None:
 
 @pytest.mark.parametrize(("sigma", "q"), [(1.0, 0.01), (0.5, 0.1)])
 @pytest.mark.parametrize("alpha", [2, 7, 64])
-def test_renyi_quadrature(sigma: float, q: float, alpha: int) -> None:
+def test_renyi_divergence_by_quadrature_agrees_with_the_sum_for_integer_orders(
+    sigma: float, q: float, alpha: int
+) -> None:
     remove = renyi_quadrature.renyi_divergence(alpha, sigma, q, "remove")
     closed = renyi_quadrature.renyi_divergence_integer(alpha, sigma, q)
     with mp.workdps(40):
@@ -355,7 +365,7 @@ def test_renyi_quadrature(sigma: float, q: float, alpha: int) -> None:
     assert 0 < renyi_quadrature.renyi_divergence(alpha, sigma, q, "add") <= remove
 
 
-def test_renyi_without_sampling() -> None:
+def test_renyi_divergence_without_sampling_is_that_of_a_gaussian() -> None:
     for direction in ("remove", "add"):
         found = renyi_quadrature.renyi_divergence(2.5, 2.0, 1.0, direction)
         assert float(found) == pytest.approx(2.5 / 8, rel=1e-15)
@@ -381,7 +391,7 @@ def test_convolved_trajectory_has_the_closed_form(alignment: str, mu: float, eps
     assert eps <= found <= eps + 1e-3
 
 
-def test_mixture_of_gaussians_step() -> None:
+def test_a_step_of_a_mixture_of_gaussians_has_the_exact_delta() -> None:
     for eps, relation in itertools.product((0.0, 0.1, 2.0), ("remove", "add")):
         found = trajectory_convolution.mixture_of_gaussians_delta(eps, (0, 1), (0.9, 0.1), 1.3)
         exact = tilted_convolution.one_step_delta(eps, relation, 1.3, 0.1)

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from dpmerge.portfolio.agreement import mechanisms
+from dpmerge.portfolio.compatibility import mechanisms
 from dpmerge.portfolio.manifest import Manifest
 from dpmerge.portfolio.portfolio import Portfolio
-from dpmerge.portfolio.runs import RecordedRun, Run, SavedCheckpoint
+from dpmerge.portfolio.recorded_runs import RecordedRun, Run, SavedCheckpoint
 from portfolio.portfolios import DP_SGD, manifest, replaced
 
 SMOOTH = {"kind": "softmax", "feature_bound": 1.0, "records": 100, "vouched_by": "the tests"}

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpmerge.planning.averages import Front, front, precision_average
-from dpmerge.planning.noise import Noise, noise_to_signal, precision_weights, predicted_noise
-from dpmerge.planning.rungs import rungs
+from dpmerge.planning.noise_prediction import NoisePrediction, noise_to_signal, precision_weights, predicted_noise
+from dpmerge.planning.pareto_front import ParetoFront, front, precision_average
+from dpmerge.planning.usable_checkpoints import usable_checkpoints
 from dpmerge.portfolio.portfolio import Portfolio
 from oracle.planning_brute_force import Prefix, pareto, prefix, random_simplex, supports
 from oracle.planning_brute_force import noise_to_signal as oracle_ratio
@@ -37,8 +37,8 @@ def random_runs(rng: np.random.Generator, count: int) -> dict[str, tuple[dict[st
     return made
 
 
-def front_of(made: Portfolio, delta: float = 1e-5) -> Front:
-    known = rungs(made, delta)
+def front_of(made: Portfolio, delta: float = 1e-5) -> ParetoFront:
+    known = usable_checkpoints(made, delta)
     return front(known, known.groups[0])
 
 
@@ -173,16 +173,18 @@ def test_checkpoints_of_one_run_share_their_noise() -> None:
 
 
 def test_precision_weights() -> None:
-    assert precision_weights([Noise(1.0, 4.0), Noise(2.0, 4.0)]) == pytest.approx([1 / 3, 2 / 3])
-    assert precision_weights([Noise(1.0, 0.0), Noise(2.0, 4.0), Noise(1.0, 0.0)]) == pytest.approx([0.5, 0.0, 0.5])
-    tiny = precision_weights([Noise(1e-200, 1e-300), Noise(1e-200, 3e-300)])
+    assert precision_weights([NoisePrediction(1.0, 4.0), NoisePrediction(2.0, 4.0)]) == pytest.approx([1 / 3, 2 / 3])
+    assert precision_weights(
+        [NoisePrediction(1.0, 0.0), NoisePrediction(2.0, 4.0), NoisePrediction(1.0, 0.0)]
+    ) == pytest.approx([0.5, 0.0, 0.5])
+    tiny = precision_weights([NoisePrediction(1e-200, 1e-300), NoisePrediction(1e-200, 3e-300)])
     assert tiny == pytest.approx([0.75, 0.25])
 
 
 def test_the_default_average_has_precision_weights() -> None:
     rng = np.random.default_rng(11)
     runs = random_runs(rng, 3)
-    known = rungs(portfolio(runs), 1e-5)
+    known = usable_checkpoints(portfolio(runs), 1e-5)
     support = [known.last_of(run) for run in known.portfolio.runs]
     recipe = precision_average(support)
     chosen = [prefix(document, kept[-1]) for document, kept in runs.values()]

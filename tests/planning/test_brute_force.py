@@ -11,12 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpmerge.errors import DpmergeError, InvalidInput, TargetOutOfReach
-from dpmerge.planning.plan import Plan
-from dpmerge.planning.planner import plan
-from dpmerge.planning.target import Guarantee
-from dpmerge.portfolio.portfolio import Portfolio
-from dpmerge.privacy import (
+from dpmerge.accounting import (
     DEFAULT_ORDERS,
     THEOREMS,
     Checkpoint,
@@ -26,6 +21,11 @@ from dpmerge.privacy import (
     LinearCombination,
     largest_mu,
 )
+from dpmerge.errors import DpmergeError, InvalidInputError, TargetOutOfReachError
+from dpmerge.planning.plan import Plan
+from dpmerge.planning.planner import plan
+from dpmerge.portfolio.portfolio import Portfolio
+from dpmerge.terms.guarantee import Guarantee
 from oracle.planning_brute_force import (
     Prefix,
     best_average,
@@ -122,7 +122,7 @@ def test_renyi_selection_of_gaussian_checkpoints_is_the_best_pair(seed: int, del
     for goal in targets(rng, runs, 4, delta):
         best = best_renyi_selection(squared, ratios, goal.epsilon, goal.delta, DEFAULT_ORDERS.tolist())
         if best is None:
-            with pytest.raises(TargetOutOfReach):
+            with pytest.raises(TargetOutOfReachError):
                 plan(made, goal, method="select", accounting="rdp")
             continue
         found = plan(made, goal, method="select", accounting="rdp")
@@ -197,7 +197,7 @@ def test_no_average_within_the_target_is_better_by_renyi_divergence(seed: int) -
         budget = math.sqrt(max(0.0, float(np.max(2 * room / orders))))
         best = best_average(prefixes(runs), budget * (1 - 1e-12))
         if best is None:
-            with pytest.raises(TargetOutOfReach):
+            with pytest.raises(TargetOutOfReachError):
                 plan(made, goal, method="combine", theorem="joint_release", accounting="rdp")
             continue
         found = plan(made, goal, method="combine", theorem="joint_release", accounting="rdp")
@@ -349,7 +349,7 @@ def combination(checkpoints: Sequence[Checkpoint], weights: Sequence[float], noi
 def attempt(made: Portfolio, goal: Guarantee, **settings: Any) -> Plan | None:
     try:
         return plan(made, goal, **settings)
-    except TargetOutOfReach:
+    except TargetOutOfReachError:
         return None
 
 
@@ -523,7 +523,7 @@ def test_out_of_reach_names_what_is_within(method: Any, accounting: Any) -> None
             orders = np.asarray(DEFAULT_ORDERS)
             penalty = np.log((orders - 1) / orders) - (math.log(DELTA) + np.log(orders)) / (orders - 1)
             least = float(np.min(orders * mu**2 / 2 + penalty))
-        with pytest.raises(TargetOutOfReach) as caught:
+        with pytest.raises(TargetOutOfReachError) as caught:
             plan(made, target(least * 0.5), method=method, accounting=accounting)
         # last_step may be a little below the single checkpoint, never above.
         assert caught.value.smallest <= least * (1 + 1e-8)
@@ -539,7 +539,7 @@ def test_what_is_named_as_within_reach_can_be_planned(method: Any) -> None:
     """The most private model is one whose noise nobody recorded."""
     history = manifest("h", mechanism=replaced(HISTORY, "blocks", 0, "noise_multiplier", to=500.0))
     made = portfolio({"h": (history, (4,)), "a": (run_document("a", noise_multiplier=30.0), (20,))})
-    with pytest.raises(TargetOutOfReach) as caught:
+    with pytest.raises(TargetOutOfReachError) as caught:
         plan(made, target(1e-4), method=method)
     plan(made, target(caught.value.smallest * (1 + 1e-6)), method=method)
 
@@ -665,7 +665,7 @@ def test_a_delta_at_which_every_model_costs_nothing(count: int, method: Any) -> 
 def test_models_of_unknown_noise_are_not_said_to_be_out_of_reach(method: Any) -> None:
     """Nothing is wrong with the target: the refusal gives the reason, and what would be accepted."""
     made = portfolio({name: (manifest(name, mechanism=HISTORY), (2, 4)) for name in "ab"})
-    with pytest.raises(InvalidInput, match="accepted: saturate, prior or public_evaluation"):
+    with pytest.raises(InvalidInputError, match="accepted: saturate, prior or public_evaluation"):
         plan(made, target(4.0), method=method)
 
 

@@ -24,7 +24,7 @@ def test_mix_is_at_least_as_good_as_selection_and_combination(example: str, acco
         for method in ("select", "combine", "mix"):
             try:
                 made = dpm.plan(portfolio, target, method=method, accounting=accounting)  # type: ignore[arg-type]
-            except dpm.TargetOutOfReach:
+            except dpm.errors.TargetOutOfReachError:
                 continue
             assert made.guarantee.epsilon <= epsilon
             assert made.profile.epsilon(1e-5) == made.guarantee.epsilon

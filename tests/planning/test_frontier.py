@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpmerge import Guarantee, InvalidInput, Portfolio, plan
-from dpmerge import privacy as dp
-from dpmerge.evaluation.evaluators import load_evaluator
+from dpmerge import Guarantee, Portfolio, plan
+from dpmerge import accounting as dp
+from dpmerge.errors import InvalidInputError
 from dpmerge.planning.analysis import Analysis
-from dpmerge.planning.bench import Scoring
-from dpmerge.planning.frontier import analyse
-from dpmerge.planning.rungs import rungs
-from dpmerge.planning.sweeps import edge, face
+from dpmerge.planning.frontier import frontier
+from dpmerge.planning.simplex_sweeps import edge, face
+from dpmerge.planning.usable_checkpoints import usable_checkpoints
 from planning.synthetic import ladder, portfolio, run_document
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -29,13 +28,12 @@ def mnist() -> Portfolio:
 
 @pytest.fixture(scope="module")
 def predicted(mnist: Portfolio) -> Analysis:
-    return analyse(mnist, DELTA, targets=8)
+    return frontier(mnist, DELTA, targets=8)
 
 
 @pytest.fixture(scope="module")
 def measured(mnist: Portfolio) -> Analysis:
-    scoring = Scoring(evaluator=load_evaluator(f"linear:{EXAMPLES / 'mnist' / 'public.npz'}"), evaluations=300)
-    return analyse(mnist, DELTA, targets=8, scoring=scoring)
+    return frontier(mnist, DELTA, targets=8, evaluator=f"linear:{EXAMPLES / 'mnist' / 'public.npz'}", evaluations=300)
 
 
 def utilities(analysis: Analysis, name: str) -> Any:
@@ -89,7 +87,7 @@ def test_input_models_are_as_inspect_shows_them(mnist: Portfolio, measured: Anal
 
 @pytest.mark.parametrize("theorem", ["auto", "joint_release", "last_step", "merged_trajectory"])
 def test_a_face_is_what_account_says(mnist: Portfolio, theorem: Any) -> None:
-    known = rungs(mnist, DELTA)
+    known = usable_checkpoints(mnist, DELTA)
     three = [known[name] for name in ("c2-s32@20", "c4-s32@20", "c2-s64@20")]
     swept = face(known, three, theorem=theorem, resolution=10)
     assert [panel.name for panel in swept.panels] == [
@@ -98,10 +96,10 @@ def test_a_face_is_what_account_says(mnist: Portfolio, theorem: Any) -> None:
         "linear combination, RDP",
         "linear combination, PLD",
     ]
-    checkpoints = [rung.checkpoint for rung in three]
+    checkpoints = [checkpoint.prefix for checkpoint in three]
     for second, first in ((0, 0), (3, 5), (10, 0), (1, 1)):
         row = [first / 10, second / 10, 1 - (first + second) / 10]
-        drawn = dp.SelectionProfile(tuple(rung.profile for rung in three), tuple(row))
+        drawn = dp.SelectionProfile(tuple(checkpoint.profile for checkpoint in three), tuple(row))
         merged = dp.LinearCombination(checkpoints=checkpoints, weights=row)
         names = ("joint_release", "last_step") if theorem == "auto" else (theorem,)
         profile = min((dp.THEOREMS[name](merged).profile for name in names), key=lambda p: p.epsilon(DELTA))  # type: ignore[union-attr]
@@ -118,8 +116,8 @@ def test_a_face_is_what_account_says(mnist: Portfolio, theorem: Any) -> None:
 
 def test_an_edge_shows_every_theorem_there_is() -> None:
     smooth = ladder(2, noise=[64.0, 16.0], smooth=True)
-    known = rungs(smooth, DELTA)
-    swept = edge(known, known.usable, points=5)
+    known = usable_checkpoints(smooth, DELTA)
+    swept = edge(known, known.checkpoints, points=5)
     lines = {line.name: line for line in swept.theorems}
     assert set(lines) == {"joint_release", "last_step", "hidden_state", "merged_trajectory"}
     assert not lines["merged_trajectory"].proved
@@ -137,7 +135,7 @@ def test_sampled_runs_have_a_frontier_too() -> None:
         )
         for name, noise in (("a", 1.0), ("b", 1.5), ("c", 2.0))
     }
-    found = analyse(portfolio(runs), DELTA, targets=3)
+    found = frontier(portfolio(runs), DELTA, targets=3)
     assert not np.isnan(utilities(found, "mixture of both, PLD")[-1])
     [panel] = [panel for panel in found.faces[0].panels if panel.name == "linear combination, PLD"]
     assert panel.theorem == "joint_release"
@@ -145,7 +143,7 @@ def test_sampled_runs_have_a_frontier_too() -> None:
 
 
 def test_one_run_has_a_frontier_without_faces() -> None:
-    found = analyse(ladder(1, [5, 20]), DELTA, targets=3)
+    found = frontier(ladder(1, [5, 20]), DELTA, targets=3)
     assert found.faces == ()
     assert found.edges == ()
     assert len(found.models) == 2
@@ -153,11 +151,11 @@ def test_one_run_has_a_frontier_without_faces() -> None:
 
 @pytest.mark.parametrize("targets", [0, 1, 1000, 2.5])
 def test_a_senseless_number_of_targets(targets: Any) -> None:
-    with pytest.raises(InvalidInput, match="targets"):
-        analyse(ladder(2), DELTA, targets=targets)
+    with pytest.raises(InvalidInputError, match="targets"):
+        frontier(ladder(2), DELTA, targets=targets)
 
 
 @pytest.mark.parametrize("names", [["run-1@20"], ["run-1@20", "run-1@20"], ["run-1@20"] * 4, ["run-9@20", "run-1@20"]])
 def test_a_senseless_face(names: list[str]) -> None:
-    with pytest.raises(InvalidInput):
-        analyse(ladder(3), DELTA, faces=[names])
+    with pytest.raises(InvalidInputError):
+        frontier(ladder(3), DELTA, faces=[names])

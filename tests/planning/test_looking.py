@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from dpmerge import Guarantee, InvalidInput, Portfolio, TargetOutOfReach, plan
-from dpmerge.errors import EvaluationFailed
+from dpmerge import Guarantee, Portfolio, plan
+from dpmerge.accounting import Exposure
+from dpmerge.errors import EvaluationError, InvalidInputError, TargetOutOfReachError
 from dpmerge.evaluation.evaluators import load_evaluator
 from dpmerge.planning.look_set import look_set
-from dpmerge.planning.looking import PublicEvaluation
 from dpmerge.planning.plan_table import print_plan
-from dpmerge.planning.rungs import rungs
-from dpmerge.planning.validation import PrivateValidation, exponential_choice
-from dpmerge.privacy import Exposure
+from dpmerge.planning.private_selection import PrivateValidation, exponential_choice
+from dpmerge.planning.public_selection import PublicEvaluation
+from dpmerge.planning.usable_checkpoints import usable_checkpoints
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TARGET = Guarantee(epsilon=0.8, delta=1e-5)
@@ -86,8 +86,8 @@ def test_nothing_outside_the_look_set_is_read(mnist: Portfolio, monkeypatch: pyt
 
 
 def test_the_look_set_does_not_depend_on_any_model(mnist: Portfolio, accuracy: Any) -> None:
-    known = rungs(mnist, TARGET.delta)
-    seen = {rung.name for rung in look_set(known, TARGET, None, "pld").latest}
+    known = usable_checkpoints(mnist, TARGET.delta)
+    seen = {checkpoint.name for checkpoint in look_set(known, TARGET, None, "pld").latest}
     for evaluator in (accuracy, lambda tensors: -float(np.abs(tensors["weight"]).sum())):
         made = plan(mnist, TARGET, objective=PublicEvaluation(evaluator=evaluator, evaluations=25))
         assert {f"{run}@{step}" for run, step in made.chosen_by["look"].items()} == seen
@@ -105,20 +105,22 @@ def test_the_best_of_what_was_tried_is_taken(mnist: Portfolio, accuracy: Any) ->
 
 
 def test_a_declared_look_set_must_fit(mnist: Portfolio, accuracy: Any) -> None:
-    with pytest.raises(TargetOutOfReach, match=r"at least 1\.18.*the look set c2-s32@20, c2-s64@20"):
+    with pytest.raises(
+        TargetOutOfReachError, match=r"the smallest is ε = 1\.18.*\(the look set c2-s32@20, c2-s64@20\)"
+    ):
         plan(mnist, TARGET, objective=PublicEvaluation(evaluator=accuracy, look=["c2-s32@20", "c2-s64@20", "c2-s64@8"]))
 
 
 def test_a_later_checkpoint_brings_the_earlier_ones(mnist: Portfolio, accuracy: Any) -> None:
-    known = rungs(mnist, TARGET.delta)
+    known = usable_checkpoints(mnist, TARGET.delta)
     look = look_set(known, TARGET, ["c2-s64@12", "c2-s64@20"], "pld")
-    assert [rung.name for rung in look.latest] == ["c2-s64@20"]
-    assert [rung.name for rung in look.everything] == ["c2-s64@8", "c2-s64@12", "c2-s64@16", "c2-s64@20"]
+    assert [checkpoint.name for checkpoint in look.latest] == ["c2-s64@20"]
+    assert [checkpoint.name for checkpoint in look.everything] == ["c2-s64@8", "c2-s64@12", "c2-s64@16", "c2-s64@20"]
 
 
 @pytest.mark.parametrize("theorem", ["last_step", "hidden_state", "merged_trajectory"])
 def test_looking_voids_the_other_theorems(mnist: Portfolio, accuracy: Any, theorem: Any) -> None:
-    with pytest.raises(InvalidInput, match="voids all other theorems"):
+    with pytest.raises(InvalidInputError, match="voids all other theorems"):
         plan(mnist, TARGET, theorem=theorem, objective=PublicEvaluation(evaluator=accuracy))
 
 
@@ -169,7 +171,7 @@ def test_a_private_validation_set_is_charged_by_itself(mnist: Portfolio, accurac
 
 @pytest.mark.parametrize("score", [0.5, -1.0])
 def test_a_private_score_that_is_no_count_is_refused_without_naming_it(mnist: Portfolio, score: float) -> None:
-    with pytest.raises(EvaluationFailed) as caught:
+    with pytest.raises(EvaluationError) as caught:
         plan(mnist, TARGET, objective=PrivateValidation(evaluator=lambda _: score, epsilon=0.5))
     assert str(score) not in str(caught.value)
 

@@ -12,8 +12,9 @@ import numpy.typing as npt
 import pytest
 from scipy.optimize import linprog
 
-from dpmerge.planning.program import UNITS, Mixture, best_mixture, best_renyi_mixture, whole_units
-from dpmerge.privacy import DEFAULT_ORDERS
+from dpmerge.accounting import DEFAULT_ORDERS
+from dpmerge.planning.selection_program import Mixture, best_mixture, best_renyi_mixture, whole_units
+from dpmerge.terms.release_terms import UNITS
 from oracle.planning_brute_force import best_renyi_selection, best_vertex
 
 Array = npt.NDArray[np.float64]
@@ -21,8 +22,8 @@ Array = npt.NDArray[np.float64]
 
 def require_sound(found: Mixture, costs: Array, limit: float, *, rows: int) -> None:
     """Everything that must hold of a mixture whatever its score: exact probabilities, an exact constraint."""
-    assert len(found.places) == len(found.probabilities) == len(set(found.places))
-    assert len(found.places) <= rows + 1
+    assert len(found.indices) == len(found.probabilities) == len(set(found.indices))
+    assert len(found.indices) <= rows + 1
     assert all(p > 0 for p in found.probabilities)
     assert all((Fraction(p) * UNITS).denominator == 1 for p in found.probabilities)
     assert sum(map(Fraction, found.probabilities)) == 1
@@ -31,7 +32,7 @@ def require_sound(found: Mixture, costs: Array, limit: float, *, rows: int) -> N
 
 def excess(found: Mixture, costs: Array, limit: float) -> float:
     """By how much the dearest row exceeds the limit, relative to it; in exact arithmetic until the end."""
-    shares = [(i, Fraction(p)) for i, p in zip(found.places, found.probabilities, strict=True)]
+    shares = [(i, Fraction(p)) for i, p in zip(found.indices, found.probabilities, strict=True)]
     spent = max(sum(p * Fraction(float(row[i])) for i, p in shares) for row in costs)
     return float(spent / Fraction(limit) - 1)
 
@@ -44,7 +45,7 @@ def require_optimal(found: Mixture | None, costs: Array, scores: Array, limit: f
         return
     require_sound(found, costs, limit, rows=len(costs))
     value = sum(
-        Fraction(p) * Fraction(float(scores[i])) for i, p in zip(found.places, found.probabilities, strict=True)
+        Fraction(p) * Fraction(float(scores[i])) for i, p in zip(found.indices, found.probabilities, strict=True)
     )
     usable = scores[np.isfinite(scores) & np.isfinite(costs).all(axis=0)]
     largest = max(map(abs, map(Fraction, usable.tolist())))
@@ -208,7 +209,7 @@ def test_better_is_dearer_over_many_orders_of_magnitude(spread: float) -> None:
 def test_a_draw_that_gains_nothing_is_not_made() -> None:
     found = best_mixture(np.array([[0.1, 0.5, 0.9]]), np.array([1.0, 2.0, 3.0]), 0.5)
     assert found is not None
-    assert (found.places, found.probabilities) == ((1,), (1.0,))
+    assert (found.indices, found.probabilities) == ((1,), (1.0,))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -261,7 +262,7 @@ def test_renyi_programs_take_the_best_of_all_orders(seed: int) -> None:
         )
         terms = [
             p * math.exp((order - 1) * (order * squared[i] / 2 - room))
-            for i, p in zip(mixture.places, mixture.probabilities, strict=True)
+            for i, p in zip(mixture.indices, mixture.probabilities, strict=True)
         ]
         assert math.fsum(terms) <= 1 + 1e-10, case
     assert solved > 3
@@ -287,7 +288,7 @@ def test_degenerate_renyi_programs(values: list[float], scores: list[float]) -> 
         return
     assert found is not None
     mixture, _ = found
-    shares = dict(zip(mixture.places, mixture.probabilities, strict=True))
+    shares = dict(zip(mixture.indices, mixture.probabilities, strict=True))
     assert sum(map(Fraction, mixture.probabilities)) == 1
     assert mixture.score >= max(scores[i] for i in usable)
     assert all(not math.isnan(scores[i]) for i in shares)

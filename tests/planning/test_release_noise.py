@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dpmerge.planning.rungs import rungs
-from dpmerge.planning.weights import Weightings
-from dpmerge.privacy import hidden_state_mus, linear_mus
+from dpmerge.accounting import hidden_state_mus, linear_mus
+from dpmerge.planning.feasible_weights import Weightings
+from dpmerge.planning.usable_checkpoints import usable_checkpoints
 from planning.synthetic import ladder
 
 SCHEDULES = {
@@ -21,7 +21,7 @@ SCHEDULES = {
 def test_the_least_noise_is_enough_and_hardly_more(schedule: str) -> None:
     random = np.random.default_rng(3)
     smooth = ladder(3, noise=[16.0, 64.0, 256.0], smooth=True, learning_rate=SCHEDULES[schedule])
-    checkpoints = tuple(rung.checkpoint for rung in rungs(smooth, 1e-5).usable)
+    checkpoints = tuple(checkpoint.prefix for checkpoint in usable_checkpoints(smooth, 1e-5).checkpoints)
     weightings = Weightings(checkpoints, "hidden_state")
     rows = np.concatenate([np.eye(3), random.dirichlet([1, 1, 1], 200)])
     own = weightings.mus(rows)
@@ -38,7 +38,7 @@ def test_the_least_noise_is_enough_and_hardly_more(schedule: str) -> None:
 
 def test_no_noise_is_enough_for_nothing_at_all() -> None:
     smooth = ladder(1, smooth=True)
-    weightings = Weightings((rungs(smooth, 1e-5).usable[0].checkpoint,), "hidden_state")
+    weightings = Weightings((usable_checkpoints(smooth, 1e-5).checkpoints[0].prefix,), "hidden_state")
     noise = weightings.least_release_noise(np.ones((2, 1)), np.array([1e-40, 1e-3]))
     assert np.isinf(noise[0]) or weightings.mus(np.ones((1, 1)), noise[0])[0] <= 1e-40
     assert np.isfinite(noise[1])

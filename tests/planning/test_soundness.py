@@ -14,17 +14,17 @@ import pytest
 from rich.console import Console
 
 import dpmerge as dpm
-from dpmerge import privacy as dp
-from dpmerge.errors import EvaluationFailed, InvalidInput, NoGuarantee, TargetOutOfReach
+from dpmerge import accounting as dp
+from dpmerge.accounting.premises import Premise
+from dpmerge.errors import EvaluationError, InvalidInputError, NoGuaranteeError, TargetOutOfReachError
 from dpmerge.planning.analysis import Analysis
 from dpmerge.planning.candidates import candidate
-from dpmerge.planning.frontier import analyse
+from dpmerge.planning.feasible_weights import rounded_up
+from dpmerge.planning.frontier import frontier
 from dpmerge.planning.look_set import look_set
 from dpmerge.planning.plan_table import explained, print_plan
-from dpmerge.planning.rungs import rungs
-from dpmerge.planning.weights import rounded_up
-from dpmerge.portfolio.recipe import Recipe
-from dpmerge.privacy.premises import Premise
+from dpmerge.planning.usable_checkpoints import usable_checkpoints
+from dpmerge.terms.recipe import Recipe
 from planning.synthetic import ladder, portfolio, run_document
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -66,10 +66,10 @@ def test_runs_of_unknown_noise_are_never_averaged_with_others(method: Any, objec
 
 
 def test_a_look_set_has_a_joint_cost() -> None:
-    known = rungs(of_unknown_noise(), DELTA)
+    known = usable_checkpoints(of_unknown_noise(), DELTA)
     look = look_set(known, target(1.0), None, "pld")
     assert look.exposure.profile().epsilon(DELTA) <= 1.0
-    with pytest.raises(NoGuarantee, match="nobody says where the noise of b came from"):
+    with pytest.raises(NoGuaranteeError, match="nobody says where the noise of b came from"):
         look_set(known, target(1.0), ["a@20", "b@20"], "pld")
 
 
@@ -81,7 +81,7 @@ def test_frontiers_of_runs_of_unknown_noise_hold_no_average_of_them() -> None:
             "b": (run_document("b", noise_multiplier=60, noise=unknown), [20]),
         }
     )
-    found = analyse(both, DELTA, targets=4)
+    found = frontier(both, DELTA, targets=4)
     best_single = min(model.utility for model in found.models)
     for curve in found.curves:
         if curve.proved:
@@ -109,7 +109,7 @@ def test_noise_is_rounded_up_to_what_is_printed() -> None:
 
 
 def test_recommendations_carry_exact_recipes_and_say_what_is_final(probe: dpm.Portfolio) -> None:
-    found = analyse(probe, DELTA, targets=6)
+    found = frontier(probe, DELTA, targets=6)
     assert any(r.final for r in found.recommendations)
     assert any("nothing else of their runs is ever released" in text for text in found.caveats)
     for plan in found.recommendations:
@@ -123,11 +123,8 @@ def recipe_of(document: dict[str, Any]) -> Recipe:
 
 
 def test_scores_in_a_report_come_with_a_warning(probe: dpm.Portfolio) -> None:
-    from dpmerge.evaluation.evaluators import load_evaluator
-    from dpmerge.planning.bench import Scoring
-
-    scoring = Scoring(evaluator=load_evaluator(f"linear:{EXAMPLES / 'probe' / 'public.npz'}"), evaluations=30)
-    found: Analysis = analyse(probe, DELTA, targets=3, scoring=scoring)
+    evaluator = f"linear:{EXAMPLES / 'probe' / 'public.npz'}"
+    found: Analysis = frontier(probe, DELTA, targets=3, evaluator=evaluator, evaluations=30)
     assert "choose by looking" in found.caveats[0]
 
 
@@ -149,7 +146,7 @@ def test_a_failing_premise_is_not_talked_over(mnist: dpm.Portfolio) -> None:
 def test_an_unknown_accounting_is_refused_by_every_objective(probe: dpm.Portfolio, kind: Any) -> None:
     settings = {"epsilon": 0.1} if kind is dpm.PrivateValidation else {}
     objective = kind(evaluator=lambda _: 1, evaluations=2, **settings)
-    with pytest.raises(InvalidInput, match="accounting: got 'gdp'"):
+    with pytest.raises(InvalidInputError, match="accounting: got 'gdp'"):
         dpm.plan(probe, target(0.5), objective=objective, accounting="gdp")  # type: ignore[arg-type]
 
 
@@ -165,14 +162,14 @@ LEAKS: dict[str, Any] = {
 @pytest.mark.parametrize("case", LEAKS)
 def test_what_goes_wrong_on_a_private_set_is_not_repeated(probe: dpm.Portfolio, case: str) -> None:
     objective = dpm.PrivateValidation(evaluator=LEAKS[case], epsilon=0.1, evaluations=3)
-    with pytest.raises(EvaluationFailed) as caught:
+    with pytest.raises(EvaluationError) as caught:
         dpm.plan(probe, target(0.5), objective=objective)
     seen = [str(caught.value), repr(caught.value.__cause__), repr(caught.value.__context__)]
     assert not any("75" in text for text in seen)
 
 
 def test_a_person_in_both_sets_is_covered(probe: dpm.Portfolio) -> None:
-    with pytest.raises(InvalidInput, match="less than the target's 0.5"):
+    with pytest.raises(InvalidInputError, match="less than the target's 0.5"):
         dpm.plan(probe, target(0.5), objective=dpm.PrivateValidation(evaluator=lambda _: 1, epsilon=0.6))
     made = dpm.plan(probe, target(0.5), objective=dpm.PrivateValidation(evaluator=lambda _: 1, epsilon=0.2))
     assert made.guarantee.epsilon <= 0.5
@@ -193,7 +190,7 @@ def test_counts_may_come_from_the_ready_made_classifier(probe: dpm.Portfolio) ->
 def test_models_that_cost_nothing_at_a_large_delta(method: Any, count: int) -> None:
     made = dpm.plan(ladder(count), target(1.0, 0.4), method=method)
     assert made.guarantee.epsilon == 0
-    assert analyse(ladder(count), 0.4, targets=2).models
+    assert frontier(ladder(count), 0.4, targets=2).models
 
 
 @pytest.mark.parametrize("epsilon", [0.02, 0.05, 0.2, 0.5])
@@ -208,21 +205,21 @@ def test_release_noise_by_renyi_divergence(epsilon: float) -> None:
 def test_absurdly_small_targets_end_in_an_answer(epsilon: float) -> None:
     try:
         made = dpm.plan(ladder(1, smooth=True), target(epsilon))
-    except (TargetOutOfReach, NoGuarantee):
+    except (TargetOutOfReachError, NoGuaranteeError):
         return
     assert made.guarantee.epsilon <= epsilon
 
 
 @pytest.mark.parametrize("epsilon", [0.0, math.inf, math.nan, -1.0, 1e308])
 def test_senseless_targets_are_refused(epsilon: float) -> None:
-    with pytest.raises(InvalidInput, match="epsilon: got"):
+    with pytest.raises(InvalidInputError, match="epsilon: got"):
         dpm.plan(ladder(1), target(epsilon))
 
 
 def test_the_wrong_things_are_refused_by_type(mnist: dpm.Portfolio) -> None:
-    with pytest.raises(InvalidInput, match=r"portfolio: got a str; accepted: a Portfolio"):
+    with pytest.raises(InvalidInputError, match=r"portfolio: got a str; accepted: a Portfolio"):
         dpm.plan("examples/mnist", target(1.0))  # type: ignore[arg-type]
-    with pytest.raises(InvalidInput, match=r"target: got a tuple; accepted: a Guarantee"):
+    with pytest.raises(InvalidInputError, match=r"target: got a tuple; accepted: a Guarantee"):
         dpm.plan(mnist, (0.8, 1e-5))  # type: ignore[arg-type]
 
 
@@ -232,7 +229,7 @@ def test_a_theorem_asked_for_covers_single_checkpoints_too(theorem: Any) -> None
     own = smooth.run("run-1").mechanism.profile(20).epsilon(DELTA)
     made = dpm.plan(smooth, target(own * 1.0001), method="combine", theorem=theorem)
     assert made.theorem == theorem
-    with pytest.raises(TargetOutOfReach) if theorem != "hidden_state" else pytest.raises(InvalidInput):
+    with pytest.raises(TargetOutOfReachError) if theorem != "hidden_state" else pytest.raises(InvalidInputError):
         dpm.plan(smooth, target(1e-4 if theorem != "hidden_state" else 0.0), method="combine", theorem=theorem)
 
 
@@ -240,7 +237,9 @@ def test_runs_without_rates_say_what_would_be_accepted() -> None:
     from portfolio.portfolios import HISTORY, manifest
 
     history = portfolio({name: (manifest(name, mechanism=HISTORY), [2, 4]) for name in "ab"})
-    with pytest.raises(InvalidInput, match=r"objective: got 'noise'; accepted: saturate, prior or public_evaluation"):
+    with pytest.raises(
+        InvalidInputError, match=r"objective: got 'noise'; accepted: saturate, prior or public_evaluation"
+    ):
         dpm.plan(history, target(4.0))
     assert dpm.plan(history, target(4.0), objective="saturate").guarantee.epsilon <= 4
 
@@ -258,7 +257,7 @@ def test_a_non_private_run_may_be_drawn_when_asked_for_and_is_marked() -> None:
     assert json.loads(json.dumps(made.document(), allow_nan=False))
     print_plan(made, [], Console(file=io.StringIO(), width=80))
     assert "open@20" not in str(dpm.plan(mixed, target(0.6)).document()["candidates"])
-    with pytest.raises(InvalidInput, match="non_private: got a, which has some"):
+    with pytest.raises(InvalidInputError, match="non_private: got a, which has some"):
         dpm.plan(mixed, target(0.6), non_private=["a"])
 
 
@@ -270,8 +269,8 @@ def test_a_plan_reads_well_in_a_notebook(mnist: dpm.Portfolio) -> None:
 
 
 def test_a_typing_error_is_answered_with_a_name(mnist: dpm.Portfolio) -> None:
-    with pytest.raises(InvalidInput, match="such as c2-s64@20"):
-        rungs(mnist, DELTA)["c2-s64@2"]
+    with pytest.raises(InvalidInputError, match="such as c2-s64@20"):
+        usable_checkpoints(mnist, DELTA)["c2-s64@2"]
 
 
 def test_what_auto_passes_over_is_said(mnist: dpm.Portfolio) -> None:
@@ -283,20 +282,20 @@ def test_what_auto_passes_over_is_said(mnist: dpm.Portfolio) -> None:
 
 @pytest.mark.parametrize("who", ["", "  "])
 def test_nobody_vouches_with_an_empty_name(who: str) -> None:
-    with pytest.raises(InvalidInput, match="disjoint: got"):
+    with pytest.raises(InvalidInputError, match="disjoint: got"):
         dpm.PrivateValidation(evaluator=lambda _: 1, epsilon=0.1, disjoint_vouched_by=who)
 
 
 def test_a_unit_of_several_records_is_charged_for_all_of_them() -> None:
     patients = portfolio({"a": (run_document("a", noise_multiplier=64, unit="patient"), [20])})
-    with pytest.raises(InvalidInput, match="records per unit: got nothing; accepted: a bound on how many"):
+    with pytest.raises(InvalidInputError, match="records per unit: got nothing; accepted: a bound on how many"):
         dpm.plan(patients, target(1.0), objective=dpm.PrivateValidation(evaluator=lambda _: 1, epsilon=0.1))
 
 
 def test_the_draw_is_gentler_where_a_unit_has_several_records(
     monkeypatch: pytest.MonkeyPatch, probe: dpm.Portfolio
 ) -> None:
-    from dpmerge.planning import validation
+    from dpmerge.planning import private_selection
 
     used: list[float] = []
 
@@ -304,7 +303,7 @@ def test_the_draw_is_gentler_where_a_unit_has_several_records(
         used.append(epsilon)
         return 0
 
-    monkeypatch.setattr(validation, "exponential_choice", noted)
+    monkeypatch.setattr(private_selection, "exponential_choice", noted)
     for records in (None, 1, 4):
         objective = dpm.PrivateValidation(
             evaluator=lambda tensors: int(abs(tensors["weight"]).sum()),
@@ -322,16 +321,16 @@ def test_a_plan_never_exceeds_its_own_target(epsilon: float) -> None:
     runs = ladder(3)
     cost = runs.run("run-1").mechanism.profile(20).epsilon(DELTA)
     objective = dpm.PrivateValidation(evaluator=lambda _: 1, epsilon=epsilon, look=["run-1@20"])
-    with pytest.raises(TargetOutOfReach):
+    with pytest.raises(TargetOutOfReachError):
         dpm.plan(runs, target(cost + epsilon), objective=objective)
     made = dpm.plan(runs, target((cost + epsilon) * (1 + 1e-9)), objective=objective)
     assert made.guarantee.epsilon <= made.target.epsilon
     assert made.guarantee.delta <= made.target.delta
-    with pytest.raises(InvalidInput, match="delta: got 1e-300"):
+    with pytest.raises(InvalidInputError, match="delta: got 1e-300"):
         dpm.plan(runs, target(50.0, 1e-300), objective=objective)
     from dataclasses import replace
 
-    with pytest.raises(NoGuarantee, match="is none"):
+    with pytest.raises(NoGuaranteeError, match="is none"):
         replace(made, guarantee=target(99.0))
 
 
@@ -341,7 +340,7 @@ def test_uncharged_plans_by_a_theorem_asked_for_by_name(probe: dpm.Portfolio, ev
     for method in ("auto", "combine", "mix"):
         try:
             made = dpm.plan(probe, target(1.0), method=method, theorem="hidden_state", objective=objective)  # type: ignore[arg-type]
-        except NoGuarantee:
+        except NoGuaranteeError:
             continue
         assert not made.proved
 
@@ -357,12 +356,10 @@ def test_auto_falls_back_where_a_theorem_covers_only_early_checkpoints() -> None
 
 
 def test_runs_without_rates_have_a_frontier_with_an_evaluator(tmp_path: Path) -> None:
-    from dpmerge.planning.bench import Scoring
     from portfolio.portfolios import HISTORY, manifest, write_portfolio
 
     home = write_portfolio(tmp_path, runs="ab", manifests={n: manifest(n, mechanism=HISTORY) for n in "ab"})
-    scoring = Scoring(evaluator=lambda tensors: float(tensors["bias"].sum()))
-    found = analyse(dpm.Portfolio.load(home), DELTA, targets=3, scoring=scoring)
+    found = frontier(dpm.Portfolio.load(home), DELTA, targets=3, evaluator=lambda tensors: float(tensors["bias"].sum()))
     assert found.recommendations == ()
     assert any("no plan is recommended" in text for text in found.caveats)
     assert not np.isnan(found.curves[1].utilities[-1])
@@ -370,14 +367,14 @@ def test_runs_without_rates_have_a_frontier_with_an_evaluator(tmp_path: Path) ->
 
 def test_no_renyi_bound_is_said_to_be_none() -> None:
     runs = {"a": (run_document("a", noise_multiplier=1.0, steps=4, sampling_rate=0.1), [4])}
-    with pytest.raises(NoGuarantee, match="none of these has a finite cost by rdp accounting"):
+    with pytest.raises(NoGuaranteeError, match="No candidate has a finite cost by rdp accounting; use pld"):
         dpm.plan(portfolio(runs), target(3.0), accounting="rdp")
 
 
 def test_an_attribute_of_an_evaluator_does_not_multiply_its_counts(
     monkeypatch: pytest.MonkeyPatch, probe: dpm.Portfolio
 ) -> None:
-    from dpmerge.planning import validation
+    from dpmerge.planning import private_selection
 
     class Counting:
         records = 1000
@@ -391,7 +388,7 @@ def test_an_attribute_of_an_evaluator_does_not_multiply_its_counts(
         seen.append(list(counts))
         return 0
 
-    monkeypatch.setattr(validation, "exponential_choice", noted)
+    monkeypatch.setattr(private_selection, "exponential_choice", noted)
     objective = dpm.PrivateValidation(evaluator=Counting(), epsilon=0.2, evaluations=3)
     dpm.plan(probe, target(0.8), objective=objective)
     assert seen == [[7, 7, 7]]
@@ -399,9 +396,9 @@ def test_an_attribute_of_an_evaluator_does_not_multiply_its_counts(
 
 @pytest.mark.parametrize("epsilon", [0.3, 0.8, 1.2])
 def test_look_sets_by_renyi_divergence_fit(mnist: dpm.Portfolio, epsilon: float) -> None:
-    known = rungs(mnist, DELTA)
+    known = usable_checkpoints(mnist, DELTA)
     by_rdp, by_pld = (look_set(known, target(epsilon), None, a) for a in ("rdp", "pld"))  # type: ignore[arg-type]
     assert dp.RenyiProfile.of(by_rdp.exposure.profile()).epsilon(DELTA) <= epsilon
     assert by_pld.exposure.profile().epsilon(DELTA) <= epsilon
-    with pytest.raises(TargetOutOfReach, match="at least 0.0505"):
+    with pytest.raises(TargetOutOfReachError, match="the smallest is ε = 0.0505"):
         look_set(known, target(0.01), None, "pld")

@@ -12,10 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from dpmerge.errors import DpmergeError, InvalidInput
-from dpmerge.planning.target import Guarantee
-from dpmerge.planning.weights import FeasibleWeights, Weightings, lattice, mu_budget
-from dpmerge.privacy import (
+from dpmerge.accounting import (
     DEFAULT_ORDERS,
     Adjacency,
     Checkpoint,
@@ -26,6 +23,9 @@ from dpmerge.privacy import (
     RenyiMechanism,
     StepBlock,
 )
+from dpmerge.errors import DpmergeError, InvalidInputError
+from dpmerge.planning.feasible_weights import FeasibleWeights, Weightings, lattice, mu_budget
+from dpmerge.terms.guarantee import Guarantee
 from oracle import gaussian_mp
 from oracle.hidden_state_taut import exact_mu
 from oracle.planning_brute_force import (
@@ -197,7 +197,7 @@ def test_the_feasible_lattice_is_all_that_is_feasible(theorem: str) -> None:
 
 @pytest.mark.parametrize(("dimension", "resolution"), [(0, 3), (3, 0), (-1, 2), (40, 40)])
 def test_impossible_lattices_are_refused(dimension: int, resolution: int) -> None:
-    with pytest.raises(InvalidInput):
+    with pytest.raises(InvalidInputError):
         lattice(dimension, resolution)
 
 

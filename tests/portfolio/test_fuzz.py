@@ -16,7 +16,7 @@ SHARES = {"manifest": 10_000, "header": 6_000, "file": 3_000, "listing": 1_000}
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_every_input_is_refused_by_name_or_holds_together(target: str, tmp_path: Path) -> None:
+def test_every_mutated_input_is_refused_by_name_or_consistent(target: str, tmp_path: Path) -> None:
     checks = Checks(tmp_path)
     outcomes = set()
     for _, content in drawn(20260401, SHARES[target], target):
@@ -28,7 +28,7 @@ def test_every_input_is_refused_by_name_or_holds_together(target: str, tmp_path:
     assert len(outcomes) > 1
 
 
-def test_what_is_mutated_is_valid(tmp_path: Path) -> None:
+def test_the_inputs_before_mutation_are_valid(tmp_path: Path) -> None:
     """Otherwise the fuzzer would never get past the first check."""
     checks = Checks(tmp_path)
     for document in valid_manifests():
@@ -40,6 +40,6 @@ def test_what_is_mutated_is_valid(tmp_path: Path) -> None:
         assert checks.check("listing", text.encode()) == "accepted"
 
 
-def test_the_inputs_depend_on_the_seed_alone() -> None:
+def test_mutated_inputs_depend_on_the_seed_alone() -> None:
     assert list(drawn(1, 200)) == list(drawn(1, 200))
     assert list(drawn(1, 200)) != list(drawn(2, 200))

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from dpmerge.errors import BadManifest
+from dpmerge.errors import ManifestError
 from dpmerge.portfolio.manifest import Manifest
-from dpmerge.portfolio.nearness import AGREEMENT, agreement, distance, set_apart
 from dpmerge.portfolio.samples import MOST_IN_ALL, MOST_VALUES, StartSample, aligned, places, single, stride
 from dpmerge.portfolio.tensors import read_contents, read_header
+from dpmerge.portfolio.weight_similarity import AGREEMENT, agreement, distance, set_apart
 from portfolio.portfolios import header_entry, manifest, safetensors_bytes
 
 
-def test_the_places_never_change() -> None:
+def test_sampled_places_are_pinned() -> None:
     """Samples of years apart are compared: these numbers are part of the format."""
     assert places(5).tolist() == [0, 1, 2, 3, 4]
     assert places(10_000)[[0, 1, 2, 500, 1023]].tolist() == [0, 15, 27, 4883, 9993]
@@ -25,7 +25,7 @@ def test_the_places_never_change() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 1023, 1024, 1025, 4096, 10**6 + 7])
-def test_the_places_are_spread_over_the_tensor(count: int) -> None:
+def test_sampled_places_are_spread_over_the_tensor(count: int) -> None:
     found = places(count)
     assert len(found) == min(count, MOST_VALUES)
     assert (np.diff(found) > 0).all()
@@ -51,14 +51,14 @@ def test_samples_of_a_file_are_its_values_whatever_the_piece(tmp_path: Path) -> 
         assert sample.values.tolist() == single(made[name].reshape(-1)[places(made[name].size)]).tolist()
 
 
-def test_samples_of_bfloat16(tmp_path: Path) -> None:
+def test_samples_of_bfloat16_are_its_values(tmp_path: Path) -> None:
     words = np.array([0x3F80, 0xC020, 0x0000], "<u2")  # 1, -2.5, 0
     file = tmp_path / "model.safetensors"
     file.write_bytes(safetensors_bytes({"w": header_entry("BF16", [3], 0, 6)}, words.tobytes()))
     assert read_contents(file, read_header(file)).samples["w"].values.tolist() == [1.0, -2.5, 0.0]
 
 
-def test_what_is_kept_of_a_start_reads_back() -> None:
+def test_a_start_sample_survives_being_written() -> None:
     random = np.random.default_rng(0)
     values = {"a": random.standard_normal(1024), "b": random.standard_normal(3), "bad": np.array([1.0, np.nan])}
     kept = StartSample.of(values)
@@ -92,21 +92,21 @@ def test_many_tensors_are_sampled_thinly_and_compare_with_others() -> None:
         ({"every": 1}, "start_sample.values"),
     ],
 )
-def test_samples_that_are_none(sample: dict[str, object], said: str) -> None:
-    with pytest.raises(BadManifest, match=said):
+def test_invalid_start_samples_are_refused(sample: dict[str, object], said: str) -> None:
+    with pytest.raises(ManifestError, match=said):
         Manifest.parse(json.dumps(manifest(start_sample=sample)))
 
 
 class TestNearness:
-    def test_a_multiple_and_an_offset_are_nothing(self) -> None:
+    def test_a_multiple_and_an_offset_are_taken_off(self) -> None:
         base = np.random.default_rng(0).standard_normal(500)
         assert not set_apart(3 * base, base).any()
         assert not set_apart(np.full(500, 2.0), np.zeros(500)).any()
 
-    def test_nothing_at_all(self) -> None:
+    def test_agreement_of_empty_samples_is_not_suspicious(self) -> None:
         assert agreement(set_apart(np.zeros(0), np.zeros(0)), np.zeros(0)).suspicious is False
 
-    def test_a_few_wild_values_change_nothing(self) -> None:
+    def test_outliers_do_not_change_agreement_or_distance(self) -> None:
         start, moved, other = np.random.default_rng(0).standard_normal((3, 1024))
         start[:20] *= 1e6
         mine = start + 0.01 * moved
@@ -126,7 +126,7 @@ class TestNearness:
         start, moved = np.random.default_rng(0).standard_normal((2, 1024))
         assert not agreement(set_apart(start - moved, start), set_apart(start + moved, start)).suspicious
 
-    def test_distance(self) -> None:
+    def test_distance_ignores_scale_and_offset(self) -> None:
         weights, other, noise = np.random.default_rng(0).standard_normal((3, 1024))
         assert distance(0.5 * weights + 3, weights) < 1e-9
         assert distance(weights + 0.1 * noise, weights) == pytest.approx(0.1, abs=0.02)

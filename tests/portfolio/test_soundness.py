@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from dpmerge.errors import BadManifest, MissingParent, NoGuarantee
-from dpmerge.portfolio.caveats import caveats
+from dpmerge.accounting import GaussianProfile
+from dpmerge.accounting.combination import THEOREMS, LinearCombination, joint_release
+from dpmerge.accounting.exposure import Checkpoint, Exposure, Mechanism
+from dpmerge.errors import ManifestError, MissingParentError, NoGuaranteeError
 from dpmerge.portfolio.manifest import Manifest
 from dpmerge.portfolio.portfolio import Portfolio
-from dpmerge.privacy import GaussianProfile
-from dpmerge.privacy.combination import THEOREMS, LinearCombination, joint_release
-from dpmerge.privacy.exposure import Checkpoint, Exposure, Mechanism
+from dpmerge.portfolio.portfolio_caveats import caveats
 from portfolio.portfolios import (
     BLOCK,
     DP_SGD,
@@ -50,24 +50,24 @@ def epsilon_of_steps(*blocks: tuple[int, float], sensitivity: float = 2.0) -> fl
     return GaussianProfile(sum(steps * (sensitivity / noise) ** 2 for steps, noise in blocks) ** 0.5).epsilon(DELTA)
 
 
-def test_what_the_runs_cost_is_what_their_steps_cost(tmp_path: Path) -> None:
+def test_a_portfolio_costs_the_composition_of_its_runs_steps(tmp_path: Path) -> None:
     portfolio = loaded(tmp_path, a=manifest("a"), b=manifest("b"))
     assert portfolio.run("a").mechanism.profile().epsilon(DELTA) == pytest.approx(epsilon_of_steps((4, 8.0)), rel=1e-12)
     together = portfolio.everything().profile().epsilon(DELTA)
     assert together == pytest.approx(epsilon_of_steps((8, 8.0)), rel=1e-12)
 
 
-def test_noise_of_unknown_origin_is_one_run_s_noise_at_most(tmp_path: Path) -> None:
+def test_runs_with_noise_of_unknown_origin_are_not_composed_as_independent(tmp_path: Path) -> None:
     portfolio = loaded(tmp_path, a=manifest("a", noise=UNKNOWN), b=manifest("b", noise=UNKNOWN), c=manifest("c"))
     a, b, c = (run.mechanism for run in portfolio.runs)
     for run in (a, b):
         assert run.profile().epsilon(DELTA) == pytest.approx(epsilon_of_steps((4, 8.0)), rel=1e-12)
     assert joint_release(average(a)).certifies
     for pair in ((a, b), (a, c), (c, b)):
-        with pytest.raises(NoGuarantee, match="nobody says where the noise of"):
+        with pytest.raises(NoGuaranteeError, match="nobody says where the noise of"):
             Exposure.of(Checkpoint(run, run.steps) for run in pair).profile()
         assert not any(theorem(average(*pair)).certifies for theorem in THEOREMS.values())
-    with pytest.raises(NoGuarantee):
+    with pytest.raises(NoGuaranteeError):
         portfolio.everything().profile()
 
 
@@ -106,7 +106,7 @@ WITHOUT_A_NUMBER: dict[str, tuple[Document, str]] = {
 
 
 @pytest.mark.parametrize("name", WITHOUT_A_NUMBER)
-def test_no_number(name: str, tmp_path: Path) -> None:
+def test_runs_whose_records_prove_nothing_have_no_epsilon(name: str, tmp_path: Path) -> None:
     document, reason = WITHOUT_A_NUMBER[name]
     steps = 1 if document["mechanism"]["kind"] == "gaussian_release" else 4
     write_portfolio(tmp_path, runs=["a"], manifests={"a": document}, models={"a": {steps: model(1)}})
@@ -114,7 +114,7 @@ def test_no_number(name: str, tmp_path: Path) -> None:
     run = portfolio.run("a").mechanism
     assert run.steps == steps
     for ask in (run.profile, portfolio.everything().profile):
-        with pytest.raises(NoGuarantee, match=reason):
+        with pytest.raises(NoGuaranteeError, match=reason):
             ask()
     for theorem in THEOREMS.values():
         bound = theorem(average(run))
@@ -122,7 +122,7 @@ def test_no_number(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", WITHOUT_A_NUMBER)
-def test_a_child_of_what_has_no_number_has_none(name: str, tmp_path: Path) -> None:
+def test_a_child_of_a_run_without_epsilon_has_none(name: str, tmp_path: Path) -> None:
     document, reason = WITHOUT_A_NUMBER[name]
     last = 1 if document["mechanism"]["kind"] == "gaussian_release" else 4
     ancestry = {"start": "private", "run": "a", "step": last}
@@ -130,7 +130,7 @@ def test_a_child_of_what_has_no_number_has_none(name: str, tmp_path: Path) -> No
     child = add_remove(child) if document["adjacency"] == "add_remove" else child
     write_portfolio(tmp_path, runs=["a", "b"], manifests={"a": document, "b": child}, models={"a": {last: model(1)}})
     portfolio = Portfolio.load(tmp_path)
-    with pytest.raises(NoGuarantee, match=reason):
+    with pytest.raises(NoGuaranteeError, match=reason):
         portfolio.run("b").mechanism.profile()
     for theorem in THEOREMS.values():
         assert not theorem(average(portfolio.run("b").mechanism)).certifies
@@ -139,7 +139,9 @@ def test_a_child_of_what_has_no_number_has_none(name: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("steps", [1, 4])
 @pytest.mark.parametrize("clipping", ["per_example", "aggregate"])
 @pytest.mark.parametrize("adjacency", ["replace_one", "add_remove"])
-def test_a_history_has_joint_release_only(steps: int, clipping: str, adjacency: str, tmp_path: Path) -> None:
+def test_an_accountant_history_is_covered_by_joint_release_only(
+    steps: int, clipping: str, adjacency: str, tmp_path: Path
+) -> None:
     """One full-batch step would satisfy every theorem, were its rate and clip norm known."""
     facts = {**HISTORY, "blocks": [{"steps": steps, "noise_multiplier": 8.0}], "clipping": clipping}
     documents = {run: manifest(run, mechanism=facts) for run in "ab"}
@@ -157,7 +159,7 @@ def test_a_history_has_joint_release_only(steps: int, clipping: str, adjacency: 
         assert theorem(average(runs[0])).certifies is (name == "joint_release")
 
 
-def test_a_history_gives_no_unproved_number_either(tmp_path: Path) -> None:
+def test_an_accountant_history_gives_no_unproved_epsilon(tmp_path: Path) -> None:
     """The paper's formula needs rates and clip norms, and a history has none."""
     facts = {**HISTORY, "blocks": [{"steps": 2, "noise_multiplier": 8.0}, {"steps": 2, "noise_multiplier": 1.0}]}
     portfolio = loaded(tmp_path, a=manifest("a", mechanism=facts), b=manifest("b", mechanism=HISTORY))
@@ -179,7 +181,7 @@ def test_a_child_costs_its_parent_s_prefix_too(step: int, tmp_path: Path) -> Non
     assert everything == pytest.approx(epsilon_of_steps((6, 8.0), (2, 3.0)), rel=1e-12)
 
 
-def test_a_child_of_a_run_with_noise_of_unknown_origin(tmp_path: Path) -> None:
+def test_a_child_of_a_run_with_noise_of_unknown_origin_has_no_epsilon(tmp_path: Path) -> None:
     """Parent and child are two runs: the noise of one could be the other's."""
     portfolio = loaded(
         tmp_path,
@@ -187,12 +189,12 @@ def test_a_child_of_a_run_with_noise_of_unknown_origin(tmp_path: Path) -> None:
         b=manifest("b", initial_weights=None, ancestry={"start": "private", "run": "a", "step": 2}),
     )
     child = portfolio.run("b").mechanism
-    with pytest.raises(NoGuarantee, match="nobody says where the noise of a"):
+    with pytest.raises(NoGuaranteeError, match="nobody says where the noise of a"):
         child.profile()
     assert not any(theorem(average(child)).certifies for theorem in THEOREMS.values())
 
 
-def test_a_grandchild_costs_both(tmp_path: Path) -> None:
+def test_a_grandchild_costs_both_ancestors_prefixes(tmp_path: Path) -> None:
     portfolio = loaded(
         tmp_path,
         a=manifest("a", initial_weights=None, ancestry={"start": "private", "run": "b", "step": 3}),
@@ -231,7 +233,7 @@ def test_a_child_s_start_depends_on_the_data(tmp_path: Path) -> None:
             assert (bound.epsilon(DELTA) or 0.0) > own
 
 
-def test_the_mechanism_of_a_child_is_not_had_without_its_parent(tmp_path: Path) -> None:
+def test_a_child_has_no_epsilon_without_its_parent(tmp_path: Path) -> None:
     """A private start without the parent at hand must not look like a start that cost nothing."""
     portfolio = loaded(
         tmp_path,
@@ -239,7 +241,7 @@ def test_the_mechanism_of_a_child_is_not_had_without_its_parent(tmp_path: Path) 
         b=manifest("b", initial_weights=None, ancestry={"start": "private", "run": "a", "step": 4}),
     )
     orphan = portfolio.run("b").manifest.mechanism_from(None)
-    with pytest.raises(NoGuarantee):
+    with pytest.raises(NoGuaranteeError):
         orphan.profile()
 
 
@@ -265,7 +267,7 @@ def test_a_run_without_checkpoints_costs_all_its_steps(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("field", ["noise_multiplier", "standard_deviation"])
 @pytest.mark.parametrize("zero", [0, 0.0, -0.0])
-def test_no_noise_is_no_privacy(field: str, zero: float, tmp_path: Path) -> None:
+def test_a_run_without_noise_has_infinite_epsilon(field: str, zero: float, tmp_path: Path) -> None:
     facts: Document = {"kind": "gaussian_release", "sensitivity": 1.0, "standard_deviation": zero}
     if field == "noise_multiplier":
         facts = mechanism(blocks=[{**BLOCK, "noise_multiplier": zero}])
@@ -278,13 +280,13 @@ def test_no_noise_is_no_privacy(field: str, zero: float, tmp_path: Path) -> None
         assert bound.profile is None or bound.epsilon(DELTA) == float("inf")
 
 
-def test_a_non_private_model_costs_everything(tmp_path: Path) -> None:
+def test_a_non_private_model_has_infinite_epsilon(tmp_path: Path) -> None:
     document = manifest("a", mechanism={"kind": "non_private"})
     write_portfolio(tmp_path, runs="ab", manifests={"a": document}, models={"a": {1: model(1)}})
     assert Portfolio.load(tmp_path).everything().profile().epsilon(DELTA) == float("inf")
 
 
-def test_one_affine_map_is_vouched_for_by_all_or_by_nobody(tmp_path: Path) -> None:
+def test_an_affine_map_needs_every_run_to_vouch_for_it(tmp_path: Path) -> None:
     def affine(name: str) -> Document:
         return mechanism(affine_map={"id": name, "vouched_by": f"the makers of {name}"})
 
@@ -313,40 +315,40 @@ ONE_SHOTS = {
 
 
 @pytest.mark.parametrize("name", ONE_SHOTS)
-def test_what_has_no_steps_has_no_free_checkpoint(name: str) -> None:
+def test_step_0_of_a_one_shot_mechanism_is_refused(name: str) -> None:
     """Step 0 is what was there before the data was touched; a model that was trained is not that."""
     saved = {"step": 0, "files": [{"name": "model.safetensors", "sha256": "0" * 64}]}
-    with pytest.raises(BadManifest, match=r"checkpoints\[0\]\.step: got 0; accepted: an integer ≥ 1"):
+    with pytest.raises(ManifestError, match=r"checkpoints\[0\]\.step: got 0; accepted: an integer ≥ 1"):
         parsed(manifest(mechanism=ONE_SHOTS[name], checkpoints=[saved]))
 
 
-def test_a_start_that_nobody_knows_is_no_checkpoint() -> None:
+def test_step_0_without_initial_weights_is_refused() -> None:
     saved = {"step": 0, "files": [{"name": "model.safetensors", "sha256": "0" * 64}]}
-    with pytest.raises(BadManifest, match=r"checkpoints\[0\]\.step"):
+    with pytest.raises(ManifestError, match=r"checkpoints\[0\]\.step"):
         parsed(manifest(initial_weights=None, checkpoints=[saved]))
 
 
-def test_an_epoch_has_no_more_batches_than_the_data_gives() -> None:
+def test_more_steps_per_epoch_than_batches_are_refused() -> None:
     """100 records in batches of 10 are ten steps; calling them 1000 would make 990 steps free."""
     shuffled = DP_SGD | {"sampling": "shuffled", "steps_per_epoch": 1000, "expected_batch_size": 10}
-    with pytest.raises(BadManifest, match=r"mechanism\.steps_per_epoch: got 1000; accepted: at most 10"):
+    with pytest.raises(ManifestError, match=r"mechanism\.steps_per_epoch: got 1000; accepted: at most 10"):
         parsed(manifest(mechanism=shuffled))
     assert parsed(manifest(mechanism=shuffled | {"steps_per_epoch": 10}))
 
 
-def test_a_bound_on_records_below_a_full_batch() -> None:
+def test_a_bound_on_records_below_a_full_batch_is_refused() -> None:
     """Under add_remove the size is not written down, but what a full batch is divided by is."""
     facts = {"kind": "softmax", "feature_bound": 1.0, "records": 30, "vouched_by": "me"}
     document = add_remove(manifest(mechanism=DP_SGD | {"smoothness": facts}))
-    with pytest.raises(BadManifest, match="the expected size of a full batch"):
+    with pytest.raises(ManifestError, match="the expected size of a full batch"):
         parsed(document)
 
 
 @pytest.mark.parametrize("setting", ["momentum", "nesterov", "dampening", "weight_decay"])
-def test_sgd_states_its_settings(setting: str) -> None:
+def test_sgd_without_its_settings_is_refused(setting: str) -> None:
     """Nesterov momentum that nobody mentions would make last_step too cheap."""
     optimizer = {name: value for name, value in DP_SGD["optimizer"].items() if name != setting}
-    with pytest.raises(BadManifest, match=rf"mechanism\.optimizer\.{setting}: got nothing"):
+    with pytest.raises(ManifestError, match=rf"mechanism\.optimizer\.{setting}: got nothing"):
         parsed(manifest(mechanism=DP_SGD | {"optimizer": optimizer}))
 
 
@@ -364,19 +366,20 @@ def test_a_private_body_under_a_new_head_is_found_by_its_tensors(tmp_path: Path)
     assert digests is not None
     edit_manifest(tmp_path / "b", "tensors", "initial", "weight", to=digests["weight"])
     with pytest.raises(
-        MissingParent, match="ancestry: got random; accepted: private, run a, step 4: weight came from there"
+        MissingParentError,
+        match="ancestry: the start is stated as random; state start private, run a, step 4: weight came from there",
     ):
         Portfolio.load(tmp_path)
 
 
 @pytest.mark.parametrize("size", [10**18 + 1, 10**400])
-def test_sizes_beyond_all_data(size: int) -> None:
+def test_sizes_no_float_can_hold_are_refused(size: int) -> None:
     """A number that no float can hold is refused by name."""
     facts = {"kind": "softmax", "feature_bound": 1.0, "records": 30, "vouched_by": "me"}
-    with pytest.raises(BadManifest, match=r"dataset\.size: got 10+1?…?.*; accepted: an integer from 1 to 10¹⁸"):
+    with pytest.raises(ManifestError, match=r"dataset\.size: got 10+1?…?.*; accepted: an integer from 1 to 10¹⁸"):
         parsed(manifest(dataset={"id": "patients-2026", "size": size}, mechanism=DP_SGD | {"smoothness": facts}))
 
 
-def test_a_batch_size_near_zero_makes_epochs_long() -> None:
+def test_a_batch_size_near_zero_allows_long_epochs() -> None:
     shuffled = DP_SGD | {"sampling": "shuffled", "steps_per_epoch": 4, "expected_batch_size": 5e-324}
     assert parsed(manifest(mechanism=shuffled)).run == "a"

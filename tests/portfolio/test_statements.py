@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from dpmerge.errors import BadManifest
-from dpmerge.planning.planned import Planned, stated_weights
+from dpmerge.errors import ManifestError
 from dpmerge.planning.planner import plan
-from dpmerge.planning.target import Guarantee
-from dpmerge.portfolio.caveats import SINCE_2, statement_caveats
+from dpmerge.planning.stated_weights import stated_weights
 from dpmerge.portfolio.manifest import Manifest
 from dpmerge.portfolio.portfolio import Portfolio
-from dpmerge.portfolio.statement import OWN_LOSSES, PREMISES_SINCE_2, own_losses
+from dpmerge.terms.caveats import SINCE_2, run_caveats
+from dpmerge.terms.guarantee import Guarantee
+from dpmerge.terms.run_record import OWN_LOSSES, PREMISES_SINCE_2, own_losses
 from portfolio.portfolios import HISTORY, manifest, model, replaced, write_run
 
 NEW = ("stopping", "schedule", "record_losses")
@@ -24,10 +24,10 @@ FIXED = {"stopping": "fixed", "schedule": "fixed"}
 
 
 def names(**fields: Any) -> set[str]:
-    return {caveat.name for caveat in statement_caveats(Manifest.model_validate(manifest(**fields)).statement)}
+    return {caveat.name for caveat in run_caveats(Manifest.model_validate(manifest(**fields)).statement)}
 
 
-def test_what_version_1_left_out_stays_out() -> None:
+def test_statements_of_version_1_are_not_given_new_fields() -> None:
     """A statement of version 0.1 is hashed and compared as it was written: nothing is filled in."""
     old = Manifest.model_validate(manifest())
     assert [getattr(old, name) for name in NEW] == [None, None, None]
@@ -41,20 +41,20 @@ def test_what_version_1_left_out_stays_out() -> None:
     ("said", "caveat"),
     [("fixed", None), ("public", None), ("private", "private"), ("unknown", "unknown"), (None, "unknown")],
 )
-def test_what_was_not_fixed_or_public_is_a_caveat(name: str, said: str | None, caveat: str | None) -> None:
+def test_private_or_unknown_stopping_and_schedules_are_caveats(name: str, said: str | None, caveat: str | None) -> None:
     found = names(**(FIXED | {name: said}), record_losses="vouched")
     assert found == (set() if caveat is None else {f"{name}_{caveat}"})
     assert found <= SINCE_2
 
 
-def test_a_model_known_by_its_guarantee_alone_took_no_steps() -> None:
+def test_an_imported_guarantee_needs_no_statement_on_stopping_or_schedules() -> None:
     pair = {"kind": "approximate_dp", "points": [{"epsilon": 1, "delta": 1e-5}]}
     assert names(mechanism=pair) == set()
     assert names(mechanism=pair, stopping="private") == {"stopping_private"}
 
 
 @pytest.mark.parametrize("mechanism", [None, HISTORY], ids=["dp_sgd", "history"])
-def test_whether_records_have_losses_of_their_own(mechanism: Any) -> None:
+def test_record_losses_nobody_vouches_for_are_a_caveat(mechanism: Any) -> None:
     given = FIXED | ({} if mechanism is None else {"mechanism": mechanism})
     for said in (None, "unknown"):
         assert names(**given, record_losses=said) == {"record_losses_unknown"}
@@ -62,16 +62,16 @@ def test_whether_records_have_losses_of_their_own(mechanism: Any) -> None:
         assert names(**given, record_losses=said) == set()
 
 
-def test_a_clipped_total_needs_no_losses_of_their_own() -> None:
+def test_aggregate_clipping_needs_no_premise_on_record_losses() -> None:
     mechanism = replaced(manifest()["mechanism"], "clipping", to="aggregate")
     assert names(**FIXED, mechanism=mechanism) == set()
     stated = Manifest.model_validate(manifest(mechanism=mechanism, record_losses="vouched")).statement
     assert list(own_losses([stated])) == []
 
 
-def test_only_the_recorder_checks() -> None:
+def test_record_losses_checked_is_refused_from_anybody_but_the_recorder() -> None:
     for how in ("hand", "opacus_history"):
-        with pytest.raises(BadManifest, match='record_losses: got \'checked\'; accepted: "vouched" or "unknown"'):
+        with pytest.raises(ManifestError, match='record_losses: got \'checked\'; accepted: "vouched" or "unknown"'):
             Manifest.parse(json.dumps(manifest(record_losses="checked", recorded_by={"how": how})))
 
 
@@ -88,7 +88,7 @@ def portfolio(tmp_path: Path) -> Portfolio:
     return Portfolio.load(tmp_path)
 
 
-def test_a_plan_says_who_vouches_for_each_run(portfolio: Portfolio) -> None:
+def test_a_plan_names_who_vouches_for_each_run(portfolio: Portfolio) -> None:
     """Also in its terms, of which the certificate is made; and no theorem is contradicted by silence."""
     weights = {"a@4": 0.25, "b@4": 0.25, "c@4": 0.5}
     terms = stated_weights(portfolio, weights, TARGET).terms
@@ -100,13 +100,13 @@ def test_a_plan_says_who_vouches_for_each_run(portfolio: Portfolio) -> None:
     assert [c.where for c in terms.caveats(1e-5) if c.name == "record_losses_unknown"] == ["c"]
 
 
-def test_runs_that_are_not_involved_are_not_asked(portfolio: Portfolio) -> None:
+def test_premises_leave_out_runs_that_are_not_involved(portfolio: Portfolio) -> None:
     terms = stated_weights(portfolio, {"c@4": 1.0}, TARGET).terms
     assert OWN_LOSSES not in {premise.name for premise in terms.premises}
 
 
-def test_the_plan_and_its_terms_agree(portfolio: Portfolio) -> None:
+def test_a_plan_and_its_terms_have_the_same_premises(portfolio: Portfolio) -> None:
     made = plan(portfolio, TARGET)
-    assert made.premises == Planned.of(made).terms.premises
+    assert made.premises == made.terms.premises
     assert OWN_LOSSES in {premise.name for premise in made.premises}
     assert "each record has its own loss" in str(made)

@@ -17,7 +17,7 @@ from hypothesis.extra import numpy as arrays
 from safetensors import SafetensorError, deserialize
 from safetensors.numpy import save
 
-from dpmerge.errors import BadCheckpoint, PortfolioError
+from dpmerge.errors import CheckpointError, PortfolioError
 from dpmerge.portfolio import tensors as reader
 from dpmerge.portfolio.tensors import finite, parse_header, read_contents, read_header, weights_digest
 from portfolio.portfolios import header_entry, safetensors_bytes
@@ -42,7 +42,7 @@ MODELS = st.dictionaries(NAMES, finite_arrays(), min_size=1, max_size=4)
 
 
 @given(model=MODELS, metadata=st.none() | st.dictionaries(NAMES, NAMES, max_size=2))
-def test_header_and_contents_are_the_library_s(
+def test_headers_and_contents_agree_with_the_safetensors_library(
     model: dict[str, Bits], metadata: dict[str, str] | None, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     file = tmp_path_factory.getbasetemp() / "model.safetensors"
@@ -61,7 +61,7 @@ def test_header_and_contents_are_the_library_s(
 
 
 @given(MODELS, st.randoms(use_true_random=False))
-def test_a_model_s_digest_is_of_its_tensors_alone(model: dict[str, Bits], random: Any) -> None:
+def test_the_weights_digest_does_not_depend_on_files(model: dict[str, Bits], random: Any) -> None:
     def entry(name: str, tensor: Bits) -> tuple[str, str, tuple[int, ...], str]:
         dtype = next(ours for ours, theirs in DTYPES.items() if np.dtype(theirs) == tensor.dtype)
         return name, dtype, tensor.shape, hashlib.sha256(tensor.tobytes()).hexdigest()
@@ -83,7 +83,7 @@ def test_a_model_s_digest_is_of_its_tensors_alone(model: dict[str, Bits], random
 @pytest.mark.parametrize("piece", [8, 16, 2**22])
 @given(model=MODELS)
 @settings(max_examples=30)
-def test_the_size_of_the_pieces_does_not_matter(
+def test_digests_do_not_depend_on_the_size_of_the_pieces_read(
     piece: int, model: dict[str, Bits], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     file = tmp_path_factory.getbasetemp() / "model.safetensors"
@@ -104,12 +104,12 @@ def test_a_value_that_is_not_finite_is_found_in_any_piece(
     file = tmp_path / "model.safetensors"
     file.write_bytes(save({"fine": np.ones(3, np.float32), "bad": values}))
     monkeypatch.setattr(reader, "_PIECE", 32)
-    with pytest.raises(BadCheckpoint, match="NaN or infinity") as caught:
+    with pytest.raises(CheckpointError, match="NaN or infinity") as caught:
         read_contents(file, read_header(file))
     assert (caught.value.file, caught.value.field) == (str(file), "bad")
 
 
-def test_bfloat16_by_hand(tmp_path: Path) -> None:
+def test_bfloat16_values_are_read_as_float32(tmp_path: Path) -> None:
     """numpy has no such type: −1, the largest value, the smallest normal and subnormal one, and both zeros."""
     data = struct.pack("<6H", 0xBF80, 0x7F7F, 0x0080, 0x0001, 0x0000, 0x8000)
     file = tmp_path / "model.safetensors"
@@ -121,14 +121,14 @@ def test_bfloat16_by_hand(tmp_path: Path) -> None:
 
 
 @given(st.sampled_from(["F16", "F32", "F64"]), st.binary(min_size=8, max_size=64))
-def test_finite_is_what_numpy_says(dtype: str, content: bytes) -> None:
+def test_finite_agrees_with_numpy(dtype: str, content: bytes) -> None:
     content = content[: len(content) // 8 * 8]
     truth = bool(np.all(np.isfinite(np.frombuffer(content, DTYPES[dtype]))))
     assert finite(dtype, content) is truth
     assert finite(dtype, memoryview(content)) is truth
 
 
-def test_finite_for_every_16_bit_pattern() -> None:
+def test_finite_is_right_for_every_16_bit_pattern() -> None:
     for bits in range(2**16):
         pattern = struct.pack("<H", bits)
         half = struct.unpack("<e", pattern)[0]
@@ -138,7 +138,7 @@ def test_finite_for_every_16_bit_pattern() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "code"), [("F16", "e"), ("F32", "f"), ("F64", "d")])
-def test_finite_at_the_edges(dtype: str, code: str) -> None:
+def test_finite_is_right_at_the_edges_of_float32_and_float64(dtype: str, code: str) -> None:
     info = np.finfo(np.dtype(DTYPES[dtype]))
     for value in (info.max, info.min, info.tiny, info.smallest_subnormal, -info.smallest_subnormal, 0.0, -0.0):
         assert finite(dtype, struct.pack(f"<{code}", float(value)))
@@ -156,7 +156,7 @@ def test_whole_numbers_are_always_finite(dtype: str) -> None:
     assert finite(dtype, b"\xff" * 16)
 
 
-def test_nothing_is_finite_in_no_bytes_and_nothing_is_not() -> None:
+def test_an_empty_tensor_is_finite() -> None:
     assert all(finite(dtype, b"") for dtype in ("F16", "BF16", "F32", "F64", "U8"))
 
 
@@ -172,7 +172,7 @@ ENTRIES = st.fixed_dictionaries(
 
 @settings(max_examples=500)
 @given(st.dictionaries(st.sampled_from(["a", "b", "c", "__metadata__"]), ENTRIES, max_size=3), st.integers(0, 16))
-def test_what_passes_is_read_by_the_library_in_the_same_way(header: dict[str, Any], length: int) -> None:
+def test_accepted_headers_are_read_alike_by_the_safetensors_library(header: dict[str, Any], length: int) -> None:
     text = json.dumps(header).encode()
     content = safetensors_bytes(text, bytes(length))
     try:
@@ -197,28 +197,28 @@ ODD_HEADERS = {
 
 
 @pytest.mark.parametrize("name", ODD_HEADERS)
-def test_nothing_is_accepted_that_the_library_refuses(name: str) -> None:
+def test_headers_the_safetensors_library_refuses_are_refused(name: str) -> None:
     text = ODD_HEADERS[name]
     try:
         theirs = {name for name, _ in deserialize(safetensors_bytes(text, b""))}
     except SafetensorError:
-        with pytest.raises(BadCheckpoint):
+        with pytest.raises(CheckpointError):
             parse_header(text, 0, "model.safetensors")
     else:
         assert {slot.name for slot in parse_header(text, 0, "model.safetensors")} == theirs
 
 
-def test_a_file_that_shrinks_or_grows_between_header_and_contents(tmp_path: Path) -> None:
+def test_a_file_that_changes_between_header_and_contents_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     content = save({"w": np.ones(8, np.float32)})
     file.write_bytes(content)
     slots = read_header(file)
     for changed in (content[:-1], content + b"\0", b""):
         file.write_bytes(changed)
-        with pytest.raises(BadCheckpoint, match="another length than a moment ago"):
+        with pytest.raises(CheckpointError, match="another length than a moment ago"):
             read_contents(file, slots)
     file.unlink()
-    with pytest.raises(BadCheckpoint, match="No such file"):
+    with pytest.raises(CheckpointError, match="No such file"):
         read_contents(file, slots)
-    with pytest.raises(BadCheckpoint, match="No such file"):
+    with pytest.raises(CheckpointError, match="No such file"):
         read_header(file)

@@ -14,12 +14,12 @@ from soak.kills import Child, Ended, Wanted, loaded
 from typer.testing import CliRunner, Result
 
 from dpmerge.cli import app
+from dpmerge.ledger.charge import Charge
 from dpmerge.ledger.ledger import Ledger
-from dpmerge.ledger.request import Charged
 from dpmerge.merging import staging
 from dpmerge.merging.staging import StagedFolder
-from dpmerge.releasing.place import LEDGER_NAME
-from dpmerge.releasing.recovery import recover
+from dpmerge.releasing.ledger_location import LEDGER_NAME
+from dpmerge.releasing.recover import recover
 from dpmerge.releasing.release import release
 
 NOTE = "is charged; `dpmerge ledger recover` finishes it"
@@ -100,11 +100,11 @@ def failing_writes(after_bytes: int) -> Callable[..., int]:
     return pwrite
 
 
-def after_charging(fault: Callable[[], object]) -> Callable[..., Charged]:
+def after_charging(fault: Callable[[], object]) -> Callable[..., Charge]:
     """`Ledger.charge`, after which something happens."""
     charge = Ledger.charge
 
-    def then(*given: Any, **named: Any) -> Charged:
+    def then(*given: Any, **named: Any) -> Charge:
         result = charge(*given, **named)
         fault()
         return result
@@ -112,14 +112,16 @@ def after_charging(fault: Callable[[], object]) -> Callable[..., Charged]:
     return then
 
 
-def pending(home: Path) -> list[Charged]:
+def pending(home: Path) -> list[Charge]:
     with Ledger.open(home / LEDGER_NAME, create=False) as ledger:
         assert ledger.verify().ok
         return ledger.pending()
 
 
-def charged(home: Path) -> list[Charged]:
-    """Every release in the ledger beside a portfolio, in their order."""
+def charged(home: Path) -> list[Charge]:
+    """Every release in the ledger beside a portfolio, in their order; none where no ledger was ever made."""
+    if not (home / LEDGER_NAME).exists():
+        return []
     with Ledger.open(home / LEDGER_NAME, create=False) as ledger:
         assert ledger.verify().ok
         names = [entry.body["release"] for entry in ledger.entries() if entry.kind in ("release", "adopted")]

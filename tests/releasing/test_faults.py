@@ -48,17 +48,24 @@ from soak.kills import (
 from soak.ledger import postgresql
 
 from dpmerge.certificate import keys
-from dpmerge.certificate.card import CARD_NAME
-from dpmerge.errors import CannotWrite, CapExceeded, DpmergeError, InvalidInput, LedgerBroken, LedgerError
-from dpmerge.ledger import witness as witnessing
+from dpmerge.certificate.model_card import CARD_NAME
+from dpmerge.errors import (
+    CannotWriteError,
+    CapExceededError,
+    DpmergeError,
+    InvalidInputError,
+    LedgerBrokenError,
+    LedgerError,
+)
+from dpmerge.ledger import head_checkpoint as witnessing
 from dpmerge.ledger.caps import Cap
-from dpmerge.ledger.entries import Book
+from dpmerge.ledger.entries import BudgetScope
+from dpmerge.ledger.head_checkpoint import read_head_checkpoint
 from dpmerge.ledger.ledger import Ledger
-from dpmerge.ledger.witness import read_witness
 from dpmerge.merging import writing
-from dpmerge.planning.planned import stated_weights
-from dpmerge.releasing.place import LEDGER_NAME, WITNESS_NAME
-from dpmerge.releasing.rebuilding import rebuilt
+from dpmerge.planning.stated_weights import stated_weights
+from dpmerge.releasing.ledger_location import LEDGER_NAME, WITNESS_NAME
+from dpmerge.releasing.rebuild import rebuilt
 from dpmerge.releasing.release import release
 from dpmerge.releasing.verifying import verify
 from portfolio.portfolios import read_manifest, write_json
@@ -138,7 +145,7 @@ def finished(home: Path, out: Path, index: int | None, files: list[dict[str, str
 
 
 class TestKills:
-    def test_at_random_moments(self) -> None:
+    def test_releases_killed_at_random_moments_violate_nothing(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             models = write_models(Path(folder) / "models", 500_000)
             done = killed(models, Path(folder) / "kills", kills=12, seed=2026)
@@ -148,7 +155,9 @@ class TestKills:
 
     @EVERY_KIND
     @pytest.mark.parametrize("point", ["charged", "merging", "certified", "published", "completed"])
-    def test_at_a_point(self, home: Path, place: Path, files: Files, wanted: Wanted, point: str) -> None:
+    def test_a_release_killed_at_a_point_is_finished_by_recovery(
+        self, home: Path, place: Path, files: Files, wanted: Wanted, point: str
+    ) -> None:
         out = place / "out"
         release_killed_at(point, home, out, wanted)
         (entry,) = charged(home)
@@ -167,7 +176,9 @@ class TestKills:
             assert (out.stat().st_ino, digests(out)) == before
 
     @EVERY_KIND
-    def test_of_the_recovery_too(self, home: Path, place: Path, files: Files, wanted: Wanted) -> None:
+    def test_a_recovery_that_is_killed_is_finished_by_the_next_one(
+        self, home: Path, place: Path, files: Files, wanted: Wanted
+    ) -> None:
         out = place / "out"
         release_killed_at("merging", home, out, wanted)
         (entry,) = pending(home)
@@ -183,7 +194,7 @@ class TestKills:
 
     @WITHOUT_NOISE
     @pytest.mark.parametrize("point", ["charged", "merging", "certified"])
-    def test_over_an_output_that_stays_until_it_is_replaced(
+    def test_a_killed_overwriting_leaves_the_earlier_output_until_recovery(
         self, home: Path, place: Path, files: Files, wanted: Wanted, point: str
     ) -> None:
         out = place / "out"
@@ -197,7 +208,9 @@ class TestKills:
         finished(home, out, entry.index, files[wanted.name])
         assert hidden(place) == []
 
-    def test_when_an_output_has_just_been_replaced(self, home: Path, place: Path, files: Files) -> None:
+    def test_a_release_killed_after_replacing_an_output_is_finished_by_recovery(
+        self, home: Path, place: Path, files: Files
+    ) -> None:
         out = place / "out"
         first = release(average(loaded(home)), out=out)
         release_killed_at("replaced", home, out, DRAW, overwrite=True)
@@ -210,18 +223,20 @@ class TestKills:
         assert digests(out) == before
         assert hidden(place) == []  # what was there before is removed as well
 
-    def test_after_completion_leaves_no_lock(self, home: Path, place: Path) -> None:
+    def test_a_release_killed_after_completion_leaves_no_lock_once_recovered(self, home: Path, place: Path) -> None:
         release_killed_at("completed", home, place / "out", AVERAGE)
         recovered(home)
         assert hidden(place) == []
 
-    def test_abandoning_removes_what_was_staged(self, home: Path, place: Path) -> None:
+    def test_abandoning_a_killed_release_removes_what_was_staged(self, home: Path, place: Path) -> None:
         release_killed_at("certified", home, place / "out", AVERAGE)
         (entry,) = pending(home)
         assert ran("ledger", "recover", home, "--abandon", entry.release_id).exit_code == 0
         assert hidden(place) == []
 
-    def test_with_the_same_key_the_next_try_finishes_it(self, home: Path, place: Path, files: Files) -> None:
+    def test_asking_again_with_the_same_request_key_finishes_a_killed_release(
+        self, home: Path, place: Path, files: Files
+    ) -> None:
         out = place / "out"
         for point in ("charged", "merging", "certified", "published"):
             release_killed_at(point, home, out, DRAW, request_key="k")
@@ -264,13 +279,13 @@ class TestKills:
         out = place / "out"
         release_killed_at("charged", home, out, DRAW)
         (entry,) = pending(home)
-        with pytest.raises(CannotWrite, match=f"got release {entry.release_id}, charged and not finished"):
+        with pytest.raises(CannotWriteError, match=f"got release {entry.release_id}, charged and not finished"):
             release(stated_weights(loaded(home), {"c@10": 1.0}, LOOSE), out=out)
         assert len(charged(home)) == 1
 
     def test_a_draw_that_is_pending_is_not_drawn_again_elsewhere(self, home: Path, place: Path) -> None:
         release_killed_at("charged", home, place / "out", DRAW)
-        with pytest.raises(CannotWrite, match="charged and not finished"):
+        with pytest.raises(CannotWriteError, match="charged and not finished"):
             release(draw_of_two(loaded(home)), out=place / "other")
         release(average(loaded(home)), out=place / "other")
 
@@ -331,7 +346,7 @@ class TestFailures:
 
     @pytest.mark.parametrize("wanted", [DRAW_OF_C, NOISE], ids=lambda wanted: wanted.name)
     @pytest.mark.parametrize("fault", [truncated, changed, not_a_number, removed, a_folder], ids=lambda f: f.__name__)
-    def test_an_input_of_a_draw_or_of_a_final_release_is_noticed_before_it(
+    def test_a_damaged_input_of_a_draw_or_final_release_is_refused_before_the_charge(
         self, home: Path, place: Path, tmp_path: Path, wanted: Wanted, fault: Callable[[Path], None]
     ) -> None:
         """Or a candidate that cannot be made would fail when it is drawn, and the others be drawn instead; and runs
@@ -347,7 +362,7 @@ class TestFailures:
 
     @pytest.mark.parametrize("wanted", [AVERAGE, NOISE], ids=lambda wanted: wanted.name)
     @pytest.mark.parametrize("fault", [truncated, changed, not_a_number, removed, a_folder], ids=lambda f: f.__name__)
-    def test_an_input_after_the_charge(
+    def test_an_input_damaged_after_the_charge_leaves_the_release_pending_until_repaired(
         self, home: Path, place: Path, tmp_path: Path, wanted: Wanted, fault: Callable[[Path], None]
     ) -> None:
         file, out = home / "c" / "step-20.safetensors", place / "out"
@@ -375,7 +390,7 @@ class TestFailures:
 
     @EVERY_KIND
     @pytest.mark.parametrize("room", [0, 1_000_000, 3_000_000])
-    def test_a_disk_that_is_full(
+    def test_a_full_disk_leaves_the_release_pending_until_recovery(
         self,
         home: Path,
         place: Path,
@@ -397,7 +412,9 @@ class TestFailures:
         finished(home, out, entry.index, files[wanted.name])
 
     @EVERY_KIND
-    def test_a_limit_on_the_size_of_files(self, home: Path, place: Path, files: Files, wanted: Wanted) -> None:
+    def test_a_limit_on_file_sizes_leaves_the_release_pending_until_recovery(
+        self, home: Path, place: Path, files: Files, wanted: Wanted
+    ) -> None:
         planned, out = wanted.plan(loaded(home)), place / "out"
 
         def work() -> None:
@@ -406,12 +423,14 @@ class TestFailures:
 
         ended = Child(work).ended()
         charged_and_pending(home, place, ended)
-        assert "CannotWrite" in ended.error
+        assert "CannotWriteError" in ended.error
         (entry,) = pending(home)
         recovered(home)
         finished(home, out, entry.index, files[wanted.name])
 
-    def test_a_key_that_is_gone_by_the_time_of_signing(self, home: Path, place: Path, tmp_path: Path) -> None:
+    def test_a_key_gone_before_signing_leaves_the_release_pending_until_it_is_back(
+        self, home: Path, place: Path, tmp_path: Path
+    ) -> None:
         planned, out, key = average(loaded(home)), place / "out", tmp_path / "key"
         keys.generate(key)
         content = key.read_bytes()
@@ -426,7 +445,7 @@ class TestFailures:
         recovered(home)
         assert verify(out, portfolio=loaded(home), key=tmp_path / "key.pub").verified
 
-    def test_a_ledger_that_is_lost_after_publishing(
+    def test_a_ledger_lost_after_publishing_leaves_the_output_for_recovery(
         self, home: Path, place: Path, files: Files, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def lost(*_: object, **__: object) -> None:
@@ -443,10 +462,8 @@ class TestFailures:
         assert digests(place / "out") == before
         finished(home, place / "out", 0, files[NOISE.name])
 
-    def test_what_cannot_be_finished_is_abandoned_and_stays_charged(
-        self, home: Path, place: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        book = Book("soaked", "record", "replace_one")
+    def test_an_abandoned_release_stays_charged(self, home: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        book = BudgetScope("soaked", "record", "replace_one")
         with Ledger.open(home / LEDGER_NAME) as ledger:
             ledger.set_cap(book, Cap(epsilon=3.0, delta=DELTA, rule="gaussian_filter"))
         planned = stated_weights(loaded(home), {"a@20": 1.0}, LOOSE)  # μ² = 20·(2/16)² = 0.3125
@@ -462,16 +479,16 @@ class TestFailures:
         assert [each.status for each in charged(home)] == ["abandoned"]
         assert ran("ledger", "recover", home).output.strip() == "Nothing is pending."
         with Ledger.open(home / LEDGER_NAME) as ledger:
-            left = ledger.standing(book, DELTA).left
+            left = ledger.budget_report(book, DELTA).left
         assert left is not None
         assert left.spent == pytest.approx(0.3125, rel=1e-12)
         assert not (place / "out").exists()
 
-    def test_a_release_that_was_abandoned_is_not_made_for_its_key(self, home: Path, place: Path) -> None:
+    def test_an_abandoned_release_is_refused_for_its_request_key(self, home: Path, place: Path) -> None:
         release_killed_at("charged", home, place / "out", DRAW, request_key="k")
         (entry,) = pending(home)
         assert ran("ledger", "recover", home, "--abandon", entry.release_id).exit_code == 0
-        with pytest.raises(InvalidInput, match="abandoned"):
+        with pytest.raises(InvalidInputError, match="abandoned"):
             release(draw_of_two(loaded(home)), out=place / "out", request_key="k")
         assert list(place.iterdir()) == []
 
@@ -494,9 +511,9 @@ class TestFailures:
         assert not (place / "out").exists()
 
 
-class TestTheSameKey:
+class TestTheSameRequestKey:
     @EVERY_KIND
-    def test_asked_again_elsewhere_it_is_the_same(self, home: Path, place: Path, wanted: Wanted) -> None:
+    def test_asking_again_elsewhere_gives_the_same_release(self, home: Path, place: Path, wanted: Wanted) -> None:
         planned = wanted.plan(loaded(home))
         first = release(planned, out=place / "out", final=wanted.final, request_key="k")
         before = digests(place / "out")
@@ -509,7 +526,9 @@ class TestTheSameKey:
 
     @WITHOUT_NOISE
     @pytest.mark.parametrize("name", ["out", "other"])
-    def test_what_is_gone_is_made_again(self, home: Path, place: Path, wanted: Wanted, name: str) -> None:
+    def test_an_output_without_noise_that_is_gone_is_made_again_with_the_same_bytes(
+        self, home: Path, place: Path, wanted: Wanted, name: str
+    ) -> None:
         planned = wanted.plan(loaded(home))
         release(planned, out=place / "out", request_key="k")
         before = digests(place / "out")
@@ -519,7 +538,9 @@ class TestTheSameKey:
 
     @pytest.mark.parametrize("loss", ["gone", "damaged"])
     @pytest.mark.parametrize("name", ["out", "other"])
-    def test_noise_is_not_drawn_again(self, home: Path, place: Path, name: str, loss: str) -> None:
+    def test_an_output_with_noise_that_is_lost_is_not_made_again(
+        self, home: Path, place: Path, name: str, loss: str
+    ) -> None:
         planned = noised(loaded(home))
         release(planned, out=place / "out", final=True, request_key="k")
         if loss == "gone":
@@ -527,19 +548,19 @@ class TestTheSameKey:
         else:
             changed(place / "out" / "model.safetensors")
         before = sorted(place.rglob("*"))
-        with pytest.raises(CannotWrite, match="other noise is another release"):
+        with pytest.raises(CannotWriteError, match="other noise is another release"):
             release(planned, out=place / name, final=True, request_key="k")
         assert sorted(place.rglob("*")) == before
 
-    def test_for_something_else_it_is_refused(self, home: Path, place: Path) -> None:
+    def test_a_request_key_used_for_something_else_is_refused(self, home: Path, place: Path) -> None:
         release(average(loaded(home)), out=place / "out", request_key="k")
         for other in (draw_of_two, noised):
-            with pytest.raises(InvalidInput, match="request-key"):
+            with pytest.raises(InvalidInputError, match="request-key"):
                 release(other(loaded(home)), out=place / "other", final=other is noised, request_key="k")
         assert [path.name for path in place.iterdir()] == ["out"]
         assert len(charged(home)) == 1
 
-    def test_a_card_that_is_gone_is_an_error_of_one_line(self, home: Path, place: Path) -> None:
+    def test_asking_again_without_the_card_gives_a_verified_output_or_none(self, home: Path, place: Path) -> None:
         release(average(loaded(home)), out=place / "out", request_key="k")
         (place / "out" / CARD_NAME).unlink()
         try:
@@ -552,7 +573,9 @@ class TestTheSameKey:
 
     @EVERY_KIND
     @pytest.mark.parametrize("round_", range(2))
-    def test_by_several_at_once_there_is_one(self, home: Path, place: Path, wanted: Wanted, round_: int) -> None:
+    def test_several_asking_at_once_for_one_place_get_one_release(
+        self, home: Path, place: Path, wanted: Wanted, round_: int
+    ) -> None:
         planned = wanted.plan(loaded(home))
 
         def ask() -> str:
@@ -571,7 +594,7 @@ class TestTheSameKey:
         sound(home, place)
         assert hidden(place) == []
 
-    def test_two_releases_for_one_place(self, home: Path, place: Path) -> None:
+    def test_two_releases_at_once_for_one_place_charge_one_and_refuse_the_other(self, home: Path, place: Path) -> None:
         """Without a key they are two; there is room for one, and the other is not charged."""
         out = place / "out"
         ended = at_once([lambda: release(average(loaded(home)), out=out).release_id] * 2)
@@ -586,7 +609,7 @@ class TestTheSameKey:
         assert len(charged(home)) == 1
 
     @EVERY_KIND
-    def test_by_several_at_once_in_several_places_all_are_the_same(
+    def test_several_asking_at_once_for_several_places_get_the_same_release(
         self, home: Path, place: Path, wanted: Wanted
     ) -> None:
         planned = wanted.plan(loaded(home))
@@ -630,27 +653,29 @@ class TestManyAtOnce:
         assert sum(len(each.value.made) for each in ended) > 0
         assert sum(each.value.refused for each in ended) > 0  # or the cap was not tested
 
-    def test_with_the_ledger_in_a_file(self, small: Path, tmp_path: Path) -> None:
+    def test_a_crowd_keeps_to_the_cap_with_the_ledger_in_a_file(self, small: Path, tmp_path: Path) -> None:
         self.crowded(small, tmp_path, None)
 
-    def test_with_the_ledger_in_postgresql(self, small: Path, tmp_path: Path, server: str) -> None:
+    def test_a_crowd_keeps_to_the_cap_with_the_ledger_in_postgresql(
+        self, small: Path, tmp_path: Path, server: str
+    ) -> None:
         self.crowded(small, tmp_path, server)
 
-    def test_a_pending_release_counts(self, small: Path, tmp_path: Path) -> None:
+    def test_a_pending_release_counts_against_the_cap(self, small: Path, tmp_path: Path) -> None:
         home, place = linked(small, tmp_path / "portfolio"), tmp_path / "outputs"
         place.mkdir()
         with Ledger.open(home / LEDGER_NAME) as ledger:
             ledger.set_cap(
-                Book("soaked", "record", "replace_one"), Cap(epsilon=2.0, delta=DELTA, rule="gaussian_filter")
+                BudgetScope("soaked", "record", "replace_one"), Cap(epsilon=2.0, delta=DELTA, rule="gaussian_filter")
             )
         one = Wanted("a checkpoint", lambda portfolio: stated_weights(portfolio, {"a@10": 1.0}, LOOSE))
         release_killed_at("charged", home, place / "one", one)  # μ² = 10·(2/16)² = 0.156 of 0.2515
-        with pytest.raises(CapExceeded):
+        with pytest.raises(CapExceededError):
             release(stated_weights(loaded(home), {"a@20": 1.0}, LOOSE), out=place / "two")
         release(stated_weights(loaded(home), {"b@20": 1.0}, LOOSE), out=place / "two")  # 0.078 more
         with Ledger.open(home / LEDGER_NAME) as ledger:
             bodies = [entry.body for entry in ledger.entries() if entry.kind == "release"]
-            left = ledger.standing(Book("soaked", "record", "replace_one"), DELTA).left
+            left = ledger.budget_report(BudgetScope("soaked", "record", "replace_one"), DELTA).left
         assert squared_mu(bodies) == 0.15625 + 0.078125
         assert left is not None
         assert left.spent == pytest.approx(squared_mu(bodies), rel=1e-12)
@@ -671,7 +696,7 @@ class TestManyAtOnce:
         release(average(loaded(home)), out=tmp_path / "outputs" / "one")
         with Ledger.open(home / LEDGER_NAME) as ledger:
             (head, _) = ledger.head()
-            seen = read_witness(home / WITNESS_NAME)
+            seen = read_head_checkpoint(home / WITNESS_NAME)
         assert seen is not None
         assert seen.seq == head
 
@@ -680,14 +705,19 @@ class TestARestoredLedger:
     @staticmethod
     def high_water(home: Path) -> dict[str, int]:
         with Ledger.open(home / LEDGER_NAME) as ledger:
-            return {run.name: run.step for run in ledger.standing(Book("soaked", "record", "replace_one"), DELTA).runs}
+            return {
+                run.name: run.step
+                for run in ledger.budget_report(BudgetScope("soaked", "record", "replace_one"), DELTA).runs
+            }
 
     def merged(self, home: Path, out: Path, run: str, *more: object) -> Any:
         return ran(
             "merge", home, "--epsilon", 50, "--delta", DELTA, "--weights", f"{run}=1", "-o", out, *more
         )  # fmt: skip
 
-    def test_is_noticed_and_what_was_lost_is_counted_again(self, home: Path, place: Path, tmp_path: Path) -> None:
+    def test_a_restored_ledger_is_refused_until_what_was_lost_is_adopted_and_accepted(
+        self, home: Path, place: Path, tmp_path: Path
+    ) -> None:
         assert self.merged(home, place / "one", "c@10").exit_code == 0
         shutil.copy(home / LEDGER_NAME, tmp_path / "backup")
         keys.generate(tmp_path / "key")
@@ -696,7 +726,7 @@ class TestARestoredLedger:
         assert whole == {"b": 20, "c": 10}
         shutil.copy(tmp_path / "backup", home / LEDGER_NAME)
         assert self.high_water(home) == {"c": 10}
-        with pytest.raises(LedgerBroken, match="restored from an older backup"):
+        with pytest.raises(LedgerBrokenError, match="restored from an older backup"):
             release(average(loaded(home)), out=place / "three")
         result = self.merged(home, place / "three", "c@20")
         assert result.exit_code == 2
@@ -718,7 +748,9 @@ class TestARestoredLedger:
         ]  # fmt: skip
         sound(home, place)
 
-    def test_a_draw_that_was_not_revealed_counts_as_all_of_them(self, home: Path, place: Path, tmp_path: Path) -> None:
+    def test_an_adopted_draw_that_was_not_revealed_counts_as_all_its_candidates(
+        self, home: Path, place: Path, tmp_path: Path
+    ) -> None:
         release(stated_weights(loaded(home), {"c@10": 1.0}, LOOSE), out=place / "one")
         shutil.copy(home / LEDGER_NAME, tmp_path / "backup")
         keys.generate(tmp_path / "key")
@@ -740,7 +772,9 @@ class TestARestoredLedger:
         assert "an output that verifies" in result.output
         assert self.merged(home, place / "three", "c@20").exit_code == 2
 
-    def test_recovery_does_not_draw_noise_again(self, home: Path, place: Path, tmp_path: Path) -> None:
+    def test_recovery_from_a_restored_ledger_does_not_draw_noise_again(
+        self, home: Path, place: Path, tmp_path: Path
+    ) -> None:
         """In the backup the release is pending; since then its noise was drawn, and its output handed on."""
         release_killed_at("charged", home, place / "out", NOISE)
         shutil.copy(home / LEDGER_NAME, tmp_path / "backup")
@@ -751,7 +785,7 @@ class TestARestoredLedger:
         assert not (place / "out").exists()
 
 
-def test_a_final_release_with_noise_from_the_command_line(tmp_path: Path) -> None:
+def test_a_published_final_release_with_noise_is_left_as_it_is_by_recovery(tmp_path: Path) -> None:
     """The portfolio of the examples, killed between publishing and completing."""
     home, place = shutil.copytree(EXAMPLES / "probe", tmp_path / "probe"), tmp_path / "outputs"
     place.mkdir()
@@ -770,7 +804,7 @@ def test_a_final_release_with_noise_from_the_command_line(tmp_path: Path) -> Non
     assert ran("verify", place / "out", "--portfolio", home).exit_code == 0
 
 
-def test_the_same_command_again_is_the_same_release(tmp_path: Path) -> None:
+def test_a_final_release_asked_for_again_with_its_request_key_is_the_same(tmp_path: Path) -> None:
     """A final release locks its runs, for others: who asks again with its key is given it."""
     home, out = shutil.copytree(EXAMPLES / "probe", tmp_path / "probe"), tmp_path / "out"
     asked = ("merge", home, "--epsilon", 0.5, "--delta", DELTA, "--final", "--request-key", "k", "-o", out)

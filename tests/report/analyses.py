@@ -9,18 +9,7 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from dpmerge.planning.analysis import (
-    Analysis,
-    Curve,
-    Edge,
-    Face,
-    InputModel,
-    Line,
-    Panel,
-    Recommendation,
-    Utility,
-)
-from dpmerge.privacy import (
+from dpmerge.accounting import (
     DEFAULT_ORDERS,
     Adjacency,
     DpSgd,
@@ -33,7 +22,18 @@ from dpmerge.privacy import (
     selection_epsilons,
     selection_renyi_epsilons,
 )
-from dpmerge.privacy.renyi import renyi_epsilon
+from dpmerge.accounting.renyi import renyi_epsilon
+from dpmerge.planning.analysis import (
+    Analysis,
+    Curve,
+    Edge,
+    Face,
+    InputModel,
+    Line,
+    Panel,
+    Recommendation,
+    Utility,
+)
 
 Array = npt.NDArray[np.float64]
 

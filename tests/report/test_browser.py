@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpmerge.report.page import write_page
+from dpmerge.report.analysis_page import write_page
 from report.analyses import HOSTILE, bare, hostile, losses, ordinary
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -100,7 +100,7 @@ def on(*names: str, viewport: dict[str, int] = DESKTOP) -> pytest.MarkDecorator:
 
 
 @on(*ANALYSES)
-def test_every_figure_is_drawn(opened: Opened, request: pytest.FixtureRequest) -> None:
+def test_every_figure_of_an_analysis_is_drawn_in_a_browser(opened: Opened, request: pytest.FixtureRequest) -> None:
     name = request.node.callspec.id
     analysis = ANALYSES[name]()
     expected = {"frontier"}
@@ -116,7 +116,7 @@ def test_every_figure_is_drawn(opened: Opened, request: pytest.FixtureRequest) -
 
 
 @on(*ANALYSES, viewport=PHONE)
-def test_a_phone_need_not_scroll_sideways(opened: Opened) -> None:
+def test_the_page_of_an_analysis_fits_the_width_of_a_phone(opened: Opened) -> None:
     assert opened.page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
     # Parts of a figure that its frame cuts off, and heads of tables that only a screen reader sees, do not count.
     wide = opened.page.evaluate(
@@ -127,7 +127,7 @@ def test_a_phone_need_not_scroll_sideways(opened: Opened) -> None:
 
 
 @on("ordinary")
-def test_the_target_moves_everything(opened: Opened) -> None:
+def test_another_target_moves_every_figure_and_the_plan(opened: Opened) -> None:
     before, plan = opened.drawn(), opened.plan
     opened.target("0.75")
     after = opened.drawn()
@@ -147,7 +147,7 @@ def test_the_target_moves_everything(opened: Opened) -> None:
 
 
 @on("ordinary")
-def test_below_the_smallest_target(opened: Opened) -> None:
+def test_a_target_below_the_smallest_shows_no_plan_and_names_the_smallest(opened: Opened) -> None:
     opened.target("0.1")
     assert "No plan for ε = 0.1" in opened.plan
     assert "0.3155" in opened.plan
@@ -156,7 +156,7 @@ def test_below_the_smallest_target(opened: Opened) -> None:
 
 
 @on("ordinary")
-def test_a_bad_target_changes_nothing(opened: Opened) -> None:
+def test_a_bad_target_shows_a_message_and_changes_no_figure(opened: Opened) -> None:
     opened.target("0.5")
     before, plan = opened.drawn(), opened.plan
     for bad in ("", "-1", "0"):
@@ -175,7 +175,7 @@ def test_a_bad_target_changes_nothing(opened: Opened) -> None:
 
 
 @on("ordinary")
-def test_a_legend_switches_its_line(opened: Opened) -> None:
+def test_clicking_a_legend_hides_and_shows_its_line(opened: Opened) -> None:
     button = opened.page.locator("[data-chart=frontier] button").first
     button.click()
     assert button.get_attribute("aria-pressed") == "false"
@@ -185,7 +185,7 @@ def test_a_legend_switches_its_line(opened: Opened) -> None:
 
 
 @on("hostile")
-def test_names_are_shown_and_not_run(opened: Opened) -> None:
+def test_html_in_names_is_shown_as_text_and_not_run(opened: Opened) -> None:
     assert opened.page.locator("h1").inner_text() == f"{HOSTILE[0]} & 'title'"
     opened.target("0.4")
     assert HOSTILE[1] in opened.plan
@@ -207,7 +207,7 @@ def test_a_logarithmic_axis_marks_the_target_where_it_is(opened: Opened) -> None
 
 
 @on("ordinary")
-def test_figures_take_the_width_of_paper(opened: Opened) -> None:
+def test_figures_shrink_to_the_width_of_paper_for_printing(opened: Opened) -> None:
     widths = "() => [...document.querySelectorAll('.js-plotly-plot .main-svg')].map((e) => e.getAttribute('width') | 0)"
     screen = opened.page.evaluate(widths)
     opened.page.evaluate(f"() => window.addEventListener('beforeprint', () => {{ window.onPaper = ({widths})(); }})")

@@ -13,12 +13,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpmerge.errors import InvalidInput
+from dpmerge.errors import InvalidInputError, MissingExtraError
 from dpmerge.planning.analysis import BANNER, Analysis
-from dpmerge.report import page as page_module
-from dpmerge.report.axes import Axis, face_axis, frontier_axes
-from dpmerge.report.charts import frontier_chart, panel_chart
-from dpmerge.report.page import default_target, page, write_page
+from dpmerge.report import page_parts
+from dpmerge.report.analysis_page import default_target, page, write_page
+from dpmerge.report.analysis_plots import analysis_plots, frontier_plot
+from dpmerge.report.axes import Axis
+from dpmerge.report.plot_charts import Chart, panel_chart, plot_chart
+from dpmerge.report.plot_pictures import write_plot_pictures
+from dpmerge.report.plot_view import face_axis, view
 from dpmerge.report.styles import styles
 from report.analyses import ALL, HOSTILE, bare, hostile, losses, ordinary
 
@@ -53,7 +56,11 @@ class Elements(HTMLParser):
 
 
 def without_plotly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_module, "_plotly_script", lambda: "/* plotly.js */")
+    monkeypatch.setattr(page_parts, "_plotly_script", lambda: "/* plotly.js */")
+
+
+def frontier_chart(analysis: Analysis, target: float) -> Chart:
+    return plot_chart(frontier_plot(analysis), "frontier", target)
 
 
 def embedded(text: str) -> dict:
@@ -64,7 +71,7 @@ def embedded(text: str) -> dict:
 
 
 @pytest.mark.parametrize("analysis", ALL)
-def test_a_page_loads_nothing(analysis, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_loads_nothing_from_elsewhere(analysis, monkeypatch: pytest.MonkeyPatch) -> None:
     without_plotly(monkeypatch)
     found = Elements(page(analysis()))
     for tag, attributes in found.elements:
@@ -77,14 +84,14 @@ def test_a_page_loads_nothing(analysis, monkeypatch: pytest.MonkeyPatch) -> None
     assert "http" not in policy
 
 
-def test_the_script_of_plotly_is_inside() -> None:
+def test_a_page_contains_the_script_of_plotly() -> None:
     text = page(bare())
     assert len(text) > 1_000_000
     assert not re.search(r"<script[^>]+src", text)
     assert len(Elements(text).scripts) == 3
 
 
-def test_a_page_shows_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_shows_every_figure_caveat_and_plan_of_its_analysis(monkeypatch: pytest.MonkeyPatch) -> None:
     without_plotly(monkeypatch)
     analysis = ordinary()
     text = page(analysis)
@@ -105,14 +112,14 @@ def test_a_page_shows_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "0.3156" in found.text or "0.3155" in found.text
 
 
-def test_what_is_not_there_leaves_no_hole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_of_an_analysis_without_faces_and_plans_has_the_frontier_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     without_plotly(monkeypatch)
     text = page(bare())
     assert list(embedded(text)["charts"]) == ["frontier"]
     assert "No plan was found" in text
 
 
-def test_names_are_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_html_in_names_is_escaped_on_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
     without_plotly(monkeypatch)
     text = page(hostile())
     found = Elements(text)
@@ -126,7 +133,7 @@ def test_names_are_text(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "&lt;/script&gt;" in data["charts"]["frontier"]["data"][0]["name"]
 
 
-def test_what_is_not_finite_is_a_gap() -> None:
+def test_values_that_are_not_finite_are_gaps_in_charts() -> None:
     frontier = frontier_chart(hostile(), 0.5)
     assert frontier.data[0]["x"][3] is None
     assert frontier.data[0]["x"][5] is None
@@ -138,7 +145,7 @@ def test_what_is_not_finite_is_a_gap() -> None:
     assert panel.data[0]["text"][2][3] == "∞"
 
 
-def test_the_veil_covers_what_costs_more() -> None:
+def test_the_veil_of_a_panel_covers_what_costs_more_than_the_target() -> None:
     face = ordinary().faces[0]
     veil = panel_chart(face, face.panels[1], "p", 0.7).data[1]["z"]
     for row, costs in zip(veil, face.panels[1].epsilons, strict=True):
@@ -152,7 +159,7 @@ def test_panels_of_a_face_share_their_colours() -> None:
     assert len(ends) == 1
 
 
-def test_lower_is_better_turns_the_axis_logarithmic() -> None:
+def test_utilities_of_which_lower_is_better_have_a_logarithmic_axis() -> None:
     layout = frontier_chart(losses(), 1.0).layout
     assert layout["yaxis"]["type"] == "log"
     assert "lower is better" in layout["yaxis"]["title"]["text"]
@@ -160,26 +167,26 @@ def test_lower_is_better_turns_the_axis_logarithmic() -> None:
     assert "type" not in frontier_chart(ordinary(), 1.0).layout["xaxis"]
 
 
-def test_what_is_not_proved_is_dashed_and_says_so() -> None:
+def test_a_curve_that_is_not_proved_is_dashed_and_labelled() -> None:
     chart = frontier_chart(ordinary(), 1.0)
     for curve, trace, entry in zip(ordinary().curves, chart.data, chart.legend, strict=False):
         assert trace["line"]["dash"] == ("solid" if curve.proved else "dash")
-        assert ("not proved here" in entry.label) == (not curve.proved)
+        assert ("not proved here" in entry.series.label) == (not curve.proved)
 
 
-def test_no_two_lines_of_a_figure_look_alike() -> None:
+def test_no_two_lines_of_a_figure_have_the_same_style() -> None:
     analysis = ordinary()
     twice = [*analysis.curves, *analysis.curves[:2]]
     assert len(set(styles(twice, analysis))) == len(twice)
 
 
-def test_a_printed_epsilon_is_rounded_up() -> None:
+def test_an_epsilon_on_a_chart_is_rounded_up() -> None:
     for curve, trace in zip(ordinary().curves, frontier_chart(ordinary(), 1.0).data, strict=False):
-        for value, printed in zip(curve.epsilons, trace["customdata"], strict=True):
+        for value, (printed, _) in zip(curve.epsilons, trace["customdata"], strict=True):
             assert 0 <= float(printed) - value < 1.01e-4
 
 
-def test_the_target_to_begin_with() -> None:
+def test_the_default_target_is_a_plan_near_the_middle_of_what_is_shown() -> None:
     plans = ordinary().recommendations
     shown = np.concatenate([panel.epsilons.ravel() for panel in ordinary().faces[0].panels])
     assert default_target(ordinary()) == max(p.target for p in plans if p.target <= np.nanmedian(shown))
@@ -202,14 +209,17 @@ def test_an_axis_is_finite_and_not_empty(values: list[float]) -> None:
     assert axis.place(axis.high) == pytest.approx(1)
 
 
-def test_axes_of_nothing() -> None:
+def test_an_analysis_of_nothing_has_axes_that_are_not_empty() -> None:
     empty: Analysis = replace(bare(), models=(), curves=())
-    assert all(axis.low < axis.high for axis in frontier_axes(empty))
-    assert page_module.default_target(empty) == 1.0
+    seen = view(frontier_plot(empty))
+    assert all(axis.low < axis.high for axis in (seen.across, seen.up))
+    assert default_target(empty) == 1.0
     assert face_axis(replace(ordinary().faces[0], panels=())).low == 0
 
 
-def test_a_page_is_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writing_a_page_again_replaces_it_and_leaves_no_other_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     without_plotly(monkeypatch)
     write_page(bare(), tmp_path / "report.html")
     write_page(ordinary(), tmp_path / "report.html")
@@ -217,31 +227,32 @@ def test_a_page_is_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert [file.name for file in tmp_path.iterdir()] == ["report.html"]
 
 
-def test_a_folder_that_is_missing_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="nowhere"):
+def test_writing_a_page_into_a_missing_folder_or_over_a_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match="nowhere"):
         write_page(bare(), tmp_path / "nowhere" / "report.html")
     (tmp_path / "taken").mkdir()
-    with pytest.raises(InvalidInput, match="taken"):
+    with pytest.raises(InvalidInputError, match="taken"):
         write_page(bare(), tmp_path / "taken")
     assert [file.name for file in tmp_path.iterdir()] == ["taken"]
 
 
 @pytest.mark.parametrize("library", ["plotly", "matplotlib"])
-def test_a_missing_library_is_one_line(library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dpmerge.report.pictures import write_pictures
-
+def test_a_missing_drawing_library_is_an_error_of_one_line(
+    library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in [name for name in sys.modules if name.split(".")[0] == library]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(InvalidInput) as caught:
-        page(bare()) if library == "plotly" else write_pictures(bare(), tmp_path)
+    with pytest.raises(MissingExtraError) as caught:
+        page(bare()) if library == "plotly" else write_plot_pictures(analysis_plots(bare()), tmp_path)
     assert 'pip install "dpmerge[report]"' in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_text_and_numbers_need_no_drawing_library() -> None:
     script = (
-        "import sys, dpmerge.report.plain, dpmerge.report.numbers, dpmerge.report.page, dpmerge.report.pictures;"
+        "import sys, dpmerge.report.plain, dpmerge.report.numbers;"
+        "import dpmerge.report.analysis_page, dpmerge.report.plot_page, dpmerge.report.plot_pictures;"
         "print(sorted({name.split('.')[0] for name in sys.modules} & {'plotly', 'matplotlib'}))"
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -12,8 +12,10 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from dpmerge.planning.analysis import BANNER, Analysis
-from dpmerge.report.plain import MARKS, MODEL, print_analysis
+from dpmerge.report.plain import METHODS, print_analysis
 from report.analyses import ALL, bare, hostile, losses, ordinary
+
+MODEL = "◆"
 
 
 def printed(analysis: Analysis, width: int = 80) -> str:
@@ -29,11 +31,11 @@ def plot(text: str) -> list[str]:
 
 @pytest.mark.parametrize("analysis", ALL)
 @pytest.mark.parametrize("width", [80, 120, 200])
-def test_every_line_fits(analysis: Callable[[], Analysis], width: int) -> None:
+def test_every_line_of_a_printed_analysis_fits_its_width(analysis: Callable[[], Analysis], width: int) -> None:
     assert max(cell_len(line) for line in printed(analysis(), width).splitlines()) <= width
 
 
-def test_it_says_what_the_page_says() -> None:
+def test_a_printed_analysis_has_banner_title_caveats_and_models() -> None:
     text = printed(ordinary())
     words = " ".join(text.split())
     for said in (BANNER, ordinary().title, ordinary().subtitle, *ordinary().caveats, "not drawn", "joint_release"):
@@ -43,20 +45,20 @@ def test_it_says_what_the_page_says() -> None:
     assert "\x1b" not in text
 
 
-def test_an_epsilon_is_rounded_up() -> None:
+def test_a_printed_epsilon_is_rounded_up() -> None:
     plans = (replace(ordinary().recommendations[0], epsilon=0.31550001),)
     assert "0.3156" in printed(replace(ordinary(), recommendations=plans))
 
 
 @pytest.mark.parametrize("analysis", [ordinary, hostile, losses, bare])
-def test_the_plot_is_small_and_has_a_mark_a_method(analysis: Callable[[], Analysis]) -> None:
+def test_the_printed_plot_is_small_and_has_one_letter_for_each_method(analysis: Callable[[], Analysis]) -> None:
     lines = plot(printed(analysis()))
     assert 5 < len(lines) <= 17
     drawn = set("".join(line.split("│")[-1].split("┤")[-1] for line in lines)) - {" "}
-    assert {MODEL, "s", "c"} <= drawn <= {MODEL, *MARKS.values()}
+    assert {MODEL, "s", "c"} <= drawn <= {MODEL, *(letter for letter, _ in METHODS.values())}
 
 
-def test_what_is_not_proved_is_not_drawn() -> None:
+def test_curves_that_are_not_proved_are_not_drawn_in_the_printed_plot() -> None:
     curves = tuple(replace(curve, proved=False) for curve in ordinary().curves)
     drawn = "".join(line.split("│")[-1].split("┤")[-1] for line in plot(printed(replace(ordinary(), curves=curves))))
     assert set(drawn) == {" ", MODEL}
@@ -71,7 +73,7 @@ def test_an_analysis_of_nothing_prints() -> None:
     assert "share 0" in printed(replace(bare(), edges=(single,)))
 
 
-def test_names_cannot_steer_the_terminal() -> None:
+def test_control_characters_in_names_are_printed_escaped() -> None:
     text = printed(hostile())
     assert "\u202e" not in text
     assert "\\u202e" in text

@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpmerge.errors import InvalidInput
-from dpmerge.report.pictures import DPI, settings
+from dpmerge.errors import InvalidInputError
 from dpmerge.report.plot_page import plot_page, write_plot_page
-from dpmerge.report.plot_pictures import plot_figure, write_plot_pictures
+from dpmerge.report.plot_pictures import DPI, plot_figure, settings, write_plot_pictures
 from dpmerge.report.plot_view import lines, ticks, view
 from dpmerge.report.plots import COLOURS, Heatmaps, Plot, Series, Table
 from report.analyses import ordinary
@@ -122,7 +121,7 @@ def of_colour(image: Any, colour: str, opacity: float = 1.0) -> int:
     return int(np.sum(np.all(np.abs(image - (opacity * full + (1 - opacity) * 255)) <= 2, axis=-1)))
 
 
-def test_every_drawing_is_a_picture_and_the_same_every_time(tmp_path: Path) -> None:
+def test_every_drawing_is_written_as_the_same_picture_every_time(tmp_path: Path) -> None:
     written = write_plot_pictures(DRAWINGS, tmp_path)
     assert [file.name for file in written] == ["frontier.png", "logarithmic.png", "heat.png", "named.png"]
     assert sorted(tmp_path.iterdir()) == sorted(written)
@@ -138,7 +137,7 @@ def test_every_drawing_is_a_picture_and_the_same_every_time(tmp_path: Path) -> N
         assert of_colour(images[0], colour) > 200
 
 
-def test_pyplot_is_left_alone(tmp_path: Path) -> None:
+def test_writing_plot_pictures_leaves_the_settings_of_matplotlib_as_they_were(tmp_path: Path) -> None:
     import matplotlib
 
     before = dict(matplotlib.rcParams)
@@ -147,7 +146,7 @@ def test_pyplot_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("drawing", DRAWINGS, ids=lambda drawing: drawing.name)
-def test_nothing_is_cut_off_or_covered(drawing: Plot | Heatmaps) -> None:
+def test_no_text_of_a_figure_is_cut_off_or_covers_its_axes(drawing: Plot | Heatmaps) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.text import Text
 
@@ -182,14 +181,16 @@ def test_an_error_is_a_band_on_a_line_and_a_bar_on_a_mark(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_what_is_odd_is_drawn(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drawings_without_points_or_with_odd_values_are_drawn(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     without_plotly(monkeypatch)
     (file,) = write_plot_pictures([ODD[name]], tmp_path)
     assert pixels(file.read_bytes()).std() > 5
     assert len(embedded(page_of(ODD[name]))["charts"]) == (name != "no panels")
 
 
-def test_what_no_axis_shows_is_a_gap_and_a_point_alone_is_marked() -> None:
+def test_values_that_no_axis_shows_are_gaps_and_single_points_are_marked() -> None:
     (seen,) = view(ODD["gaps"]).series
     np.testing.assert_array_equal(seen.y, [1, np.nan, 3, np.nan, 5])
     assert seen.alone.tolist() == seen.marked.tolist() == [True, False, True, False, True]
@@ -199,7 +200,7 @@ def test_what_no_axis_shows_is_a_gap_and_a_point_alone_is_marked() -> None:
     np.testing.assert_array_equal(seen.x, [np.nan, np.nan, np.nan, np.nan, 3])
 
 
-def test_a_band_is_drawn_where_there_are_errors() -> None:
+def test_a_band_is_drawn_where_errors_are_finite_and_ends_at_the_axis() -> None:
     drawn = plot(points(list(range(7)), [1, 2, 3, 4, 5, 6, 7], [1, 1, np.nan, 1, 1, 1, np.inf]))
     assert view(drawn).series[0].stretches == [slice(0, 2), slice(3, 6)]
     axes = view(ODD["errors below zero"]).up
@@ -210,7 +211,7 @@ def test_a_band_is_drawn_where_there_are_errors() -> None:
     np.testing.assert_allclose(seen.low, [axes.low, axes.low, 2.9])
 
 
-def test_many_points_bear_few_marks() -> None:
+def test_a_line_of_many_points_has_few_marks() -> None:
     line = series("line", 1, SELECT, marks="dots")
     many = replace(line, x=np.linspace(0, 1, 500), y=np.linspace(0, 1, 500))
     assert 10 <= view(plot(many)).series[0].marked.sum() <= 20
@@ -218,7 +219,7 @@ def test_many_points_bear_few_marks() -> None:
     assert view(plot(replace(many, line=False))).series[0].marked.all()
 
 
-def test_logarithmic_axes_have_plain_numbers() -> None:
+def test_logarithmic_axes_are_labelled_with_plain_numbers() -> None:
     across = view(LOGARITHMIC).across
     assert across.log
     assert list(ticks(across).values()) == ["0.2", "0.5", "1", "2", "5"]
@@ -233,7 +234,7 @@ def test_logarithmic_axes_have_plain_numbers() -> None:
     assert not view(FRONTIER).across.log
 
 
-def test_words_are_broken_evenly() -> None:
+def test_long_text_is_broken_into_lines_of_even_length() -> None:
     assert lines("one two three four five six seven", 30) == ["one two three four", "five six seven"]
     assert lines("one two", 30) == ["one two"]
     assert lines("", 10) == []
@@ -241,7 +242,7 @@ def test_words_are_broken_evenly() -> None:
     assert lines("a\nb", 10) == ["a\\nb"]
 
 
-def test_a_page_is_closed_and_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_of_plots_shows_everything_and_loads_nothing_from_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     without_plotly(monkeypatch)
     text = page_of(*DRAWINGS, tables=TABLES)
     assert text == page_of(*DRAWINGS, tables=TABLES)
@@ -265,7 +266,7 @@ def test_a_page_is_closed_and_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(embedded(text)["charts"]) < set(ids)
 
 
-def test_names_are_no_templates(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_are_escaped_in_templates_of_plotly(monkeypatch: pytest.MonkeyPatch) -> None:
     without_plotly(monkeypatch)
     chart = embedded(page_of(NAMED))["charts"]["plot-0"]
     template = chart["data"][0]["hovertemplate"]
@@ -274,7 +275,7 @@ def test_names_are_no_templates(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "&lt;b&gt;" in chart["layout"]["xaxis"]["title"]["text"]
 
 
-def test_traces_hold_the_points_and_the_band(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_traces_of_a_chart_hold_its_points_its_band_and_its_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     without_plotly(monkeypatch)
     text = page_of(plot(points([0, 1, 2, 3], [1, 2, np.nan, 4], [0.5, 1, 1, 2]), series("s", 1, SELECT, error=ERROR)))
     band, other, line, _ = embedded(text)["charts"]["plot-0"]["data"]
@@ -287,7 +288,7 @@ def test_traces_hold_the_points_and_the_band(monkeypatch: pytest.MonkeyPatch) ->
     assert buttons == ["0 2", "1 3"]
 
 
-def test_the_band_of_a_frontier_has_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_band_of_a_series_of_steps_has_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     without_plotly(monkeypatch)
     band = embedded(page_of(plot(points([0, 1, 3], [1, 2, 4], [1, 1, 1], steps=True))))["charts"]["plot-0"]["data"][0]
     upper = list(zip(band["x"], band["y"], strict=True))[:5]
@@ -296,7 +297,7 @@ def test_the_band_of_a_frontier_has_its_steps(monkeypatch: pytest.MonkeyPatch) -
     assert lower == [(x, y - 2) for x, y in upper]
 
 
-def test_panels_share_their_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_panels_of_heatmaps_share_their_colour_scale(monkeypatch: pytest.MonkeyPatch) -> None:
     without_plotly(monkeypatch)
     text = page_of(HEATMAPS)
     charts = embedded(text)["charts"]
@@ -306,17 +307,19 @@ def test_panels_share_their_colours(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "target" not in Elements(text).text
 
 
-def test_what_cannot_be_drawn_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drawings_of_one_name_uneven_data_or_no_folder_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     without_plotly(monkeypatch)
-    with pytest.raises(InvalidInput, match="plot twice"):
+    with pytest.raises(InvalidInputError, match="plot twice"):
         write_plot_pictures([plot(), plot()], tmp_path)
-    with pytest.raises(InvalidInput, match="nowhere"):
+    with pytest.raises(InvalidInputError, match="nowhere"):
         write_plot_pictures([plot()], tmp_path / "nowhere")
-    with pytest.raises(InvalidInput, match="nowhere"):
+    with pytest.raises(InvalidInputError, match="nowhere"):
         write_plot_page("", "", [], [], [], tmp_path / "nowhere" / "page.html")
-    with pytest.raises(InvalidInput, match="of one length"):
+    with pytest.raises(InvalidInputError, match="of one length"):
         page_of(plot(points([1, 2], [1, 2, 3])))
-    with pytest.raises(InvalidInput, match="every column"):
+    with pytest.raises(InvalidInputError, match="every column"):
         page_of(tables=[Table("t", ("a", "b"), [("1",)])])
     assert list(tmp_path.iterdir()) == []
 
@@ -363,7 +366,7 @@ def opened(browser: Any, file: Path, request: pytest.FixtureRequest) -> Iterator
 
 
 @pytest.mark.parametrize("opened", [DESKTOP], indirect=True, ids=["desktop"])
-def test_the_page_in_a_browser(opened: Any) -> None:
+def test_a_page_of_plots_is_drawn_and_answers_hover_and_clicks_in_a_browser(opened: Any) -> None:
     drawn = opened.evaluate(
         """() => Object.fromEntries([...document.querySelectorAll(".js-plotly-plot")].map((div) =>
           [div.id, div.querySelectorAll(".scatterlayer .trace, .hm image").length]))"""
@@ -404,7 +407,7 @@ def test_the_page_in_a_browser(opened: Any) -> None:
 
 
 @pytest.mark.parametrize("opened", [PHONE], indirect=True, ids=["phone"])
-def test_a_phone_need_not_scroll_sideways(opened: Any) -> None:
+def test_a_page_of_plots_fits_the_width_of_a_phone(opened: Any) -> None:
     assert opened.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
     wide = opened.evaluate(
         """() => [...document.querySelectorAll('main *:not(thead, thead *, .main-svg *)')]

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from dpmerge.audit.findings import Claim, Estimate, Finding, Roc
-from dpmerge.errors import InvalidInput
-from dpmerge.privacy import GaussianProfile
+from dpmerge.accounting import GaussianProfile
+from dpmerge.auditing.findings import Claim, Estimate, Finding, Roc
+from dpmerge.errors import InvalidInputError
 from dpmerge.report.trade_off import allowed_rates, claimed_rates, roc_plot, roc_rows, write_roc
 
 FALSE = np.geomspace(1e-4, 1, 40)
@@ -28,7 +28,7 @@ def finding(mu: float = 1.0, claimed: float = 1.0, **changes: object) -> Finding
 
 
 @pytest.mark.parametrize("mu", [0.1, 1.0, 3.0])
-def test_what_a_gaussian_claim_allows_is_its_trade_off_curve(mu: float) -> None:
+def test_the_line_of_a_gaussian_claim_is_its_trade_off_curve(mu: float) -> None:
     """Neyman and Pearson: no test of N(0, 1) against N(μ, 1) has more true alarms than Φ(μ − Φ⁻¹(1 − f))."""
     line = claimed_rates(finding(claimed=mu), FALSE)
     truth = norm.sf(norm.isf(FALSE) - mu)
@@ -37,23 +37,23 @@ def test_what_a_gaussian_claim_allows_is_its_trade_off_curve(mu: float) -> None:
     assert np.allclose(line, truth, atol=0.02)
 
 
-def test_one_pair_allows_what_randomised_response_does() -> None:
+def test_the_line_of_one_pair_is_that_of_randomised_response() -> None:
     line = allowed_rates(lambda _: 0.0, [np.log(3)], np.array([0.0, 0.25, 0.5, 1.0]))
     assert line == pytest.approx([0.0, 0.75, 1 - 0.5 / 3, 1.0])
 
 
-def test_a_pair_without_a_profile_is_drawn_as_that_pair() -> None:
+def test_a_claim_without_a_profile_is_drawn_by_its_one_pair() -> None:
     line = claimed_rates(finding(deltas=None, value=np.log(3.0)), np.array([0.25]))
     assert line == pytest.approx([0.75 + 1e-5], abs=2e-5)
 
 
-def test_where_nothing_is_promised_there_is_no_line() -> None:
+def test_a_claim_that_promises_nothing_has_no_line() -> None:
     assert claimed_rates(finding(value=None), FALSE) is None
     assert claimed_rates(finding(value=np.inf), FALSE) is None
     assert [series.name for series in roc_plot([finding(value=None)], "x").series] == ["the attack"]
 
 
-def test_a_violation_is_above_its_line_and_is_seen() -> None:
+def test_a_violating_attack_is_drawn_above_the_line_of_its_claim() -> None:
     seen = finding(mu=3.0, claimed=1.0)
     attack, line = roc_plot([seen], "x").series
     assert np.interp(0.01, attack.x, attack.y) > np.interp(0.01, line.x, line.y) + 0.3
@@ -62,7 +62,7 @@ def test_a_violation_is_above_its_line_and_is_seen() -> None:
     assert middle.index("●") < middle.index("·")
 
 
-def test_what_is_not_proved_is_dashed() -> None:
+def test_the_line_of_a_claim_that_is_not_proved_is_dashed() -> None:
     assert [series.dashed for series in roc_plot([finding(), finding(proved=False)], "x").series] == [
         False,
         False,
@@ -70,7 +70,7 @@ def test_what_is_not_proved_is_dashed() -> None:
     ]
 
 
-def test_the_terminal_shows_it_in_eighty_columns() -> None:
+def test_the_printed_trade_off_fits_80_columns() -> None:
     rows = list(roc_rows(finding()))
     assert max(map(len, rows)) <= 80
     assert rows[0].startswith("     1 ┤")
@@ -78,14 +78,14 @@ def test_the_terminal_shows_it_in_eighty_columns() -> None:
     assert rows[-1].strip() == "● true alarms   · the most that joint release allows"
 
 
-def test_the_picture_is_written_where_asked(tmp_path: Path) -> None:
+def test_the_picture_of_a_trade_off_is_written_as_png(tmp_path: Path) -> None:
     file = write_roc([finding(), finding(proved=False)], tmp_path / "roc.png")
     assert file == tmp_path / "roc.png"
     assert file.read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_picture_of_another_kind_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="ends in .png"):
+    with pytest.raises(InvalidInputError, match="ends in .png"):
         write_roc([finding()], tmp_path / "roc.gif")
 
 

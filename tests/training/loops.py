@@ -18,7 +18,7 @@ from opacus.utils.batch_memory_manager import BatchMemoryManager
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, TensorDataset
 
-from dpmerge.errors import CannotRecord, DpmergeError
+from dpmerge.errors import DpmergeError, RecordingError
 from dpmerge.training import record
 
 FEATURES, CLASSES = 16, 4
@@ -30,6 +30,7 @@ QUIET = (
     "ignore:Full backward hook is firing",
     "ignore:Optimal order is the",
     "ignore::dpmerge.training.InsecureNoiseWarning",
+    "ignore::dpmerge.training.UnknownLossesWarning",
     "ignore:Detected call of `lr_scheduler.step",
     "ignore:`torch.jit.script` is deprecated",
 )
@@ -155,7 +156,7 @@ def recorded(made: Private, folder: Path, **settings: Any) -> Iterator[Any]:
 
 @contextmanager
 def refusing(
-    made: Private, folder: Path, text: str = "", kind: type[DpmergeError] = CannotRecord, **settings: Any
+    made: Private, folder: Path, text: str = "", kind: type[DpmergeError] = RecordingError, **settings: Any
 ) -> Iterator[Any]:
     """`recorded`, of a loop that must be refused with this text."""
     with pytest.raises(kind, match=re.escape(text) or None), recorded(made, folder, **settings) as recorder:
@@ -163,7 +164,7 @@ def refusing(
 
 
 def refused_at_once(
-    made: Private, folder: Path, text: str = "", kind: type[DpmergeError] = CannotRecord, **settings: Any
+    made: Private, folder: Path, text: str = "", kind: type[DpmergeError] = RecordingError, **settings: Any
 ) -> None:
     """`record` itself refuses, before the loop is entered, and leaves no folder behind."""
     with pytest.raises(kind, match=re.escape(text) or None), recorded(made, folder, **settings):

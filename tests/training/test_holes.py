@@ -14,13 +14,13 @@ from opacus.utils.batch_memory_manager import BatchMemoryManager
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from dpmerge.documents import LARGEST_DOCUMENT
-from dpmerge.errors import CannotRecord, DpmergeError, InvalidInput
+from dpmerge.accounting import LinearCombination, last_step
+from dpmerge.errors import DpmergeError, InvalidInputError, RecordingError
+from dpmerge.files import LARGEST_DOCUMENT
 from dpmerge.portfolio.manifest import MANIFEST_NAME
 from dpmerge.portfolio.portfolio import Portfolio
-from dpmerge.privacy import LinearCombination, last_step
 from dpmerge.training import Recorder, bound_features
-from dpmerge.training.steps import Step
+from dpmerge.training.step_blocks import RecordedStep
 from training.loops import (
     CLASSES,
     FEATURES,
@@ -54,7 +54,7 @@ def require_only_joint_release(recorder: Recorder) -> None:
 # Clipping that did not happen
 
 
-def test_ghost_clipping_with_ones_own_loss(tmp_path: Path) -> None:
+def test_ghost_clipping_with_ones_own_loss_is_refused(tmp_path: Path) -> None:
     """make_private's criterion does the clipping; another loss leaves the batch's whole gradient in p.grad."""
     run = private(dataset=same_records(), batches="full", mode="ghost")
     run.criterion = nn.CrossEntropyLoss(reduction="sum")
@@ -62,7 +62,7 @@ def test_ghost_clipping_with_ones_own_loss(tmp_path: Path) -> None:
         run.train(1)
 
 
-def test_ghost_clipping_with_a_penalty_in_the_loss(tmp_path: Path) -> None:
+def test_ghost_clipping_with_a_penalty_in_the_loss_is_refused(tmp_path: Path) -> None:
     """A penalty on the weights is added to every record's loss, and no hook sees its gradient."""
     model = mlp()
     run = private(model, dataset=same_records(), batches="full", mode="ghost")
@@ -74,7 +74,7 @@ def test_ghost_clipping_with_a_penalty_in_the_loss(tmp_path: Path) -> None:
             run.optimizer.step()
 
 
-def test_ghost_clip_norm_changed_between_backward_and_step(tmp_path: Path) -> None:
+def test_a_ghost_clip_norm_changed_between_backward_and_step_is_refused(tmp_path: Path) -> None:
     """Ghost clipping happens in backward(): what the norm is when step() is called does not matter."""
     run = private(dataset=same_records(), batches="full", mode="ghost", clip=3.0)
     with refusing(run, tmp_path):
@@ -85,7 +85,7 @@ def test_ghost_clip_norm_changed_between_backward_and_step(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
 @pytest.mark.parametrize("batches", ["poisson", "shuffled", "full"])
-def test_more_rows_than_records(tmp_path: Path, batches: str, mode: str) -> None:
+def test_more_rows_than_records_are_refused(tmp_path: Path, batches: str, mode: str) -> None:
     """Augmented copies are clipped one by one: a record of eight copies adds up to eight clip norms."""
     run = private(dataset=same_records(), batches=batches, mode=mode)
     with refusing(run, tmp_path):
@@ -93,7 +93,7 @@ def test_more_rows_than_records(tmp_path: Path, batches: str, mode: str) -> None
             run.step([torch.cat([inputs] * 8), torch.cat([targets] * 8)])
 
 
-def test_records_twice_in_a_physical_batch_that_is_not_the_last(tmp_path: Path) -> None:
+def test_records_twice_in_an_earlier_physical_batch_are_refused(tmp_path: Path) -> None:
     run = private(dataset=same_records(), batches="full")
     halves = BatchMemoryManager(data_loader=run.loader, max_physical_batch_size=24, optimizer=run.optimizer)
     with refusing(run, tmp_path), halves as split:
@@ -104,7 +104,7 @@ def test_records_twice_in_a_physical_batch_that_is_not_the_last(tmp_path: Path) 
             run.optimizer.step()
 
 
-def test_ghost_stepped_twice_within_a_split_batch(tmp_path: Path) -> None:
+def test_ghost_clipping_stepped_twice_within_a_split_batch_is_refused(tmp_path: Path) -> None:
     run = private(dataset=same_records(), batches="full", mode="ghost")
     halves = BatchMemoryManager(data_loader=run.loader, max_physical_batch_size=24, optimizer=run.optimizer)
     with refusing(run, tmp_path), halves as split:
@@ -115,7 +115,7 @@ def test_ghost_stepped_twice_within_a_split_batch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
-def test_gradients_left_over_from_before(tmp_path: Path, mode: str) -> None:
+def test_gradients_left_over_from_before_are_refused(tmp_path: Path, mode: str) -> None:
     run = private(dataset=same_records(), batches="in_order", mode=mode)
     batch = next(iter(run.loader))
     for _ in range(5):
@@ -125,7 +125,7 @@ def test_gradients_left_over_from_before(tmp_path: Path, mode: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_low_precision(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_parameters_in_low_precision_are_refused(tmp_path: Path, dtype: torch.dtype) -> None:
     """Clip factors and sums are rounded to the parameters' dtype: a record can add more than the clip norm."""
     dataset = TensorDataset(data().tensors[0].to(dtype), data().tensors[1])
     refused_at_once(private(mlp(dtype=dtype), dataset=dataset, batches="full"), tmp_path)
@@ -134,7 +134,7 @@ def test_low_precision(tmp_path: Path, dtype: torch.dtype) -> None:
 # Weights that something else moves
 
 
-def test_trained_weights_moved_by_another_optimizer(tmp_path: Path) -> None:
+def test_weights_moved_by_another_optimizer_are_refused(tmp_path: Path) -> None:
     run = private()
     beside = torch.optim.SGD(run.plain.parameters(), lr=0.1)
     with refusing(run, tmp_path):
@@ -147,7 +147,7 @@ def test_trained_weights_moved_by_another_optimizer(tmp_path: Path) -> None:
             beside.step()
 
 
-def test_weights_set_back_are_not_a_chain_of_updates(tmp_path: Path) -> None:
+def test_weights_that_are_set_back_are_refused(tmp_path: Path) -> None:
     run = private(batches="full")
     saved = {name: value.clone() for name, value in run.plain.state_dict().items()}
     with refusing(run, tmp_path, "trained weights were changed"):
@@ -157,7 +157,7 @@ def test_weights_set_back_are_not_a_chain_of_updates(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("asked", [True, False])
-def test_weights_moved_by_something_else_after_the_last_step(tmp_path: Path, asked: bool) -> None:
+def test_weights_moved_after_the_last_step_are_refused(tmp_path: Path, asked: bool) -> None:
     """They are what is written to disk."""
     run = private()
     with refusing(run, tmp_path) as recorder:
@@ -168,7 +168,7 @@ def test_weights_moved_by_something_else_after_the_last_step(tmp_path: Path, ask
             recorder.checkpoint()
 
 
-def test_weights_moved_behind_torchs_back(tmp_path: Path) -> None:
+def test_weights_moved_without_a_version_count_are_refused(tmp_path: Path) -> None:
     """Writing through .data is not counted as a change."""
     run = private()
     with refusing(run, tmp_path):
@@ -177,7 +177,7 @@ def test_weights_moved_behind_torchs_back(tmp_path: Path) -> None:
             run.plain[0].weight.data += batch[0].sum()
 
 
-def test_a_part_of_the_model_is_not_the_model(tmp_path: Path) -> None:
+def test_a_part_of_the_model_is_refused(tmp_path: Path) -> None:
     """Nobody would look at batch normalisation, or at frozen tensors, in the part that was not given."""
     run = private()
     run.model = run.plain[2]
@@ -187,7 +187,7 @@ def test_a_part_of_the_model_is_not_the_model(tmp_path: Path) -> None:
 # Optimizers that are not what they are called
 
 
-def test_a_class_that_is_called_sgd(tmp_path: Path) -> None:
+def test_another_class_called_sgd_leaves_only_joint_release(tmp_path: Path) -> None:
     class SGD(torch.optim.Adam):
         """As bitsandbytes' and others' are."""
 
@@ -197,7 +197,7 @@ def test_a_class_that_is_called_sgd(tmp_path: Path) -> None:
     require_only_joint_release(recorder)
 
 
-def test_gradient_ascent_does_not_contract(tmp_path: Path) -> None:
+def test_gradient_ascent_is_not_recorded_as_a_contraction(tmp_path: Path) -> None:
     def uphill(parameters: Any) -> torch.optim.Optimizer:
         return torch.optim.SGD(parameters, lr=1e-4, maximize=True)
 
@@ -210,7 +210,7 @@ def test_gradient_ascent_does_not_contract(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["step hook", "inner hook"])
-def test_a_rate_changed_by_a_hook(tmp_path: Path, where: str) -> None:
+def test_a_rate_changed_by_a_hook_is_recorded_or_leaves_sgd(tmp_path: Path, where: str) -> None:
     run = private(batches="full")
 
     def faster(*_: Any) -> None:
@@ -227,7 +227,7 @@ def test_a_rate_changed_by_a_hook(tmp_path: Path, where: str) -> None:
     assert not made.optimizer.is_sgd or made.rates[0] * 48 == pytest.approx(5.0)  # type: ignore[attr-defined]
 
 
-def test_a_divisor_that_changes_is_not_one_divisor(tmp_path: Path) -> None:
+def test_a_divisor_that_changes_is_refused(tmp_path: Path) -> None:
     """With weight decay the contraction is computed from the divisor, which is written down once."""
     run = private(batches="full")
     with refusing(run, tmp_path, "expected_batch_size: changed in the course"):
@@ -239,7 +239,7 @@ def test_a_divisor_that_changes_is_not_one_divisor(tmp_path: Path) -> None:
 # Steps and batches
 
 
-def test_steps_taken_before_under_a_hook_of_ones_own(tmp_path: Path) -> None:
+def test_steps_taken_before_under_a_wrapped_hook_are_refused(tmp_path: Path) -> None:
     """The accountant is behind a wrapper, and plain SGD keeps no state: fifty steps nobody sees."""
     run = private()
     accounted = run.optimizer.step_hook
@@ -248,7 +248,7 @@ def test_steps_taken_before_under_a_hook_of_ones_own(tmp_path: Path) -> None:
     refused_at_once(run, tmp_path)
 
 
-def test_another_loader_after_an_evaluation_on_the_right_one(tmp_path: Path) -> None:
+def test_another_loader_after_an_evaluation_on_the_right_one_is_refused(tmp_path: Path) -> None:
     """Batches drawn for an evaluation are not batches for later steps."""
     run = private(dataset=data(480))
     inputs, targets = run.loader.dataset.tensors  # type: ignore[attr-defined]
@@ -259,7 +259,7 @@ def test_another_loader_after_an_evaluation_on_the_right_one(tmp_path: Path) -> 
             run.step([inputs[:12], targets[:12]])
 
 
-def test_the_same_batch_twice_after_an_evaluation(tmp_path: Path) -> None:
+def test_the_same_batch_twice_after_an_evaluation_is_refused(tmp_path: Path) -> None:
     run = private(dataset=data(480))
     with refusing(run, tmp_path):
         for _ in run.loader:
@@ -269,7 +269,7 @@ def test_the_same_batch_twice_after_an_evaluation(tmp_path: Path) -> None:
             run.step(batch)
 
 
-def test_the_same_batch_while_workers_draw_ahead(tmp_path: Path) -> None:
+def test_the_same_batch_while_workers_draw_ahead_is_refused(tmp_path: Path) -> None:
     run = private(loader=DataLoader(data(480), batch_size=12, num_workers=1, prefetch_factor=4))
     with refusing(run, tmp_path):
         for batch in run.loader:
@@ -279,7 +279,7 @@ def test_the_same_batch_while_workers_draw_ahead(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("batches", ["poisson", "shuffled"])
-def test_two_epochs_at_once(tmp_path: Path, batches: str) -> None:
+def test_two_poisson_epochs_at_once_are_refused(tmp_path: Path, batches: str) -> None:
     """Four steps in which a record can be twice are not one epoch."""
     run = private(batches=batches)
     with refusing(run, tmp_path):
@@ -288,7 +288,7 @@ def test_two_epochs_at_once(tmp_path: Path, batches: str) -> None:
             run.step(second)
 
 
-def test_overlapping_shuffled_epochs(tmp_path: Path) -> None:
+def test_overlapping_shuffled_epochs_cost_an_epoch_a_step(tmp_path: Path) -> None:
     run = private(batches="shuffled", noise=2.0)
     with recorded(run, tmp_path) as recorder:
         passes = [iter(run.loader), iter(run.loader)]
@@ -298,7 +298,7 @@ def test_overlapping_shuffled_epochs(tmp_path: Path) -> None:
     assert recorder.manifest().mechanism.steps_per_epoch == 1
 
 
-def test_a_rate_changed_while_workers_draw_ahead(tmp_path: Path) -> None:
+def test_a_sampling_rate_changed_while_workers_draw_ahead_is_refused(tmp_path: Path) -> None:
     run = private(loader=DataLoader(data(480), batch_size=48, num_workers=1, prefetch_factor=4))
     with refusing(run, tmp_path, "rate or generator was changed"):
         for batch in run.loader:
@@ -306,7 +306,7 @@ def test_a_rate_changed_while_workers_draw_ahead(tmp_path: Path) -> None:
             run.step(batch)
 
 
-def test_random_numbers_have_24_bits(tmp_path: Path) -> None:
+def test_sampling_rates_are_rounded_up_to_24_bits(tmp_path: Path) -> None:
     """torch.rand(n) < q is true with probability ⌈q·2²⁴⌉/2²⁴, which is a little more than q."""
     run = private(nn.Linear(FEATURES, CLASSES), dataset=data(300), batch_size=100)
     with recorded(run, tmp_path) as recorder:
@@ -315,7 +315,7 @@ def test_random_numbers_have_24_bits(tmp_path: Path) -> None:
     assert recorder.manifest().mechanism.blocks[0].sampling_rate >= math.ceil(rate * 2**24) / 2**24
 
 
-def test_noise_from_another_generator(tmp_path: Path) -> None:
+def test_noise_from_another_generator_is_refused(tmp_path: Path) -> None:
     """The manifest says os_entropy."""
     run = private(batches="full")
     with refusing(run, tmp_path):
@@ -323,7 +323,7 @@ def test_noise_from_another_generator(tmp_path: Path) -> None:
         run.train(1)
 
 
-def test_steps_taken_before_and_their_gradients_cleared(tmp_path: Path) -> None:
+def test_steps_taken_before_and_their_gradients_cleared_are_refused(tmp_path: Path) -> None:
     """The cure that the refusal recommends must not hide what it refuses."""
     run = private()
     accounted = run.optimizer.step_hook
@@ -333,7 +333,7 @@ def test_steps_taken_before_and_their_gradients_cleared(tmp_path: Path) -> None:
     refused_at_once(run, tmp_path)
 
 
-def test_settings_changed_by_a_hook(tmp_path: Path) -> None:
+def test_settings_changed_by_a_hook_leave_only_joint_release(tmp_path: Path) -> None:
     run = private(batches="full")
     run.optimizer.attach_step_hook(lambda optimizer: optimizer.param_groups[0].update(weight_decay=0.5))
     with recorded(run, tmp_path) as recorder:
@@ -341,7 +341,7 @@ def test_settings_changed_by_a_hook(tmp_path: Path) -> None:
     require_only_joint_release(recorder)
 
 
-def test_a_small_penalty_under_ghost_clipping(tmp_path: Path) -> None:
+def test_a_small_penalty_under_ghost_clipping_is_refused(tmp_path: Path) -> None:
     """The records' gradients point in many directions, so that their sum leaves room for what does not belong there.
 
     Each record adds its clipped gradient and its share of the penalty's, here up to 1.4 clip norms more.
@@ -367,7 +367,7 @@ class Penalised(nn.CrossEntropyLoss):
         return super().forward(output, targets) + 2.0 / norm * sum((weight**2).sum() for weight in self.weights)
 
 
-def test_a_penalty_within_the_criterion_under_ghost_clipping(tmp_path: Path) -> None:
+def test_a_penalty_within_the_criterion_under_ghost_clipping_is_refused(tmp_path: Path) -> None:
     model, criterion = mlp(), Penalised()
     criterion.weights = tuple(model.parameters())
     run = private(model, dataset=data(size=100.0), batches="full", mode="ghost", criterion=criterion)
@@ -379,13 +379,13 @@ def test_a_penalty_within_the_criterion_under_ghost_clipping(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("most", [0, -1])
-def test_a_bound_on_the_records_that_bounds_nothing(tmp_path: Path, most: int) -> None:
+def test_a_bound_below_the_number_of_records_is_refused(tmp_path: Path, most: int) -> None:
     run = private(nn.Linear(FEATURES, CLASSES), batches="full", clip=20.0)
     facts = {"adjacency": "add_remove", "public_divisor": True, "criterion": nn.CrossEntropyLoss()}
     refused_at_once(run, tmp_path, kind=DpmergeError, feature_bound=8.0, most_records=most, **facts)
 
 
-def test_a_folder_with_checkpoints_of_another_run(tmp_path: Path) -> None:
+def test_a_folder_with_checkpoints_of_another_run_is_refused(tmp_path: Path) -> None:
     """Refused when the first checkpoint is written, which is too late."""
     (tmp_path / "step-1.safetensors").write_bytes(b"of a run that was killed before its first manifest")
     refused_at_once(private(), tmp_path, kind=DpmergeError)
@@ -404,20 +404,20 @@ def test_a_metric_noted_after_the_end_does_not_undo_the_end(tmp_path: Path) -> N
     assert json.loads((tmp_path / MANIFEST_NAME).read_text())["finished"] is True
 
 
-def test_a_metric_of_weights_that_were_not_kept(tmp_path: Path) -> None:
+def test_a_metric_of_weights_that_were_not_kept_is_refused(tmp_path: Path) -> None:
     """It would be written beside weights it was not measured on, and tell of steps that are not accounted for."""
     run = private()
     with recorded(run, tmp_path) as recorder:
         run.train(1)
         recorder.checkpoint()
         run.train(2)
-        with pytest.raises(CannotRecord):
+        with pytest.raises(RecordingError):
             recorder.metric("accuracy", 0.5, measured_on="training")
 
 
-def test_a_checkpoint_before_the_first_step_leaves_nothing(tmp_path: Path) -> None:
+def test_a_checkpoint_before_the_first_step_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     with recorded(private(), tmp_path / "run") as recorder:
-        with pytest.raises(CannotRecord):
+        with pytest.raises(RecordingError):
             recorder.checkpoint()
         assert not list((tmp_path / "run").iterdir())
 
@@ -433,7 +433,7 @@ def test_ones_own_methods_are_put_back(tmp_path: Path) -> None:
     assert run.optimizer.signal_skip_step is own_signal
 
 
-def test_two_records_in_one_folder(tmp_path: Path) -> None:
+def test_two_records_in_one_folder_are_refused(tmp_path: Path) -> None:
     first, second = private(), private()
     with refusing(first, tmp_path, kind=DpmergeError, run="a"):
         first.train(1)
@@ -443,22 +443,22 @@ def test_two_records_in_one_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("steps", [90_000, 150_000])
 def test_long_noise_schedules_can_be_read_back(tmp_path: Path, steps: int) -> None:
-    require_readable(tmp_path, [Step(1 + math.cos(k / 1e6), 1.0, 0.01, 0.01) for k in range(steps)])
+    require_readable(tmp_path, [RecordedStep(1 + math.cos(k / 1e6), 1.0, 0.01, 0.01) for k in range(steps)])
 
 
 @pytest.mark.parametrize("steps", [100_000, 500_000])
 def test_long_rate_schedules_can_be_read_back(tmp_path: Path, steps: int) -> None:
-    require_readable(tmp_path, [Step(1.0, 1.0, 0.1 * math.cos(k / 1e6), 0.01) for k in range(steps)])
+    require_readable(tmp_path, [RecordedStep(1.0, 1.0, 0.1 * math.cos(k / 1e6), 0.01) for k in range(steps)])
 
 
-def require_readable(folder: Path, steps: list[Step]) -> None:
+def require_readable(folder: Path, steps: list[RecordedStep]) -> None:
     """A manifest larger than what is read would lose the run."""
     run = private()
     with recorded(run, folder) as recorder:
         run.train(1)
-        recorder._taken[:] = steps
+        recorder._writer.taken[:] = steps
         assert len(recorder.manifest().text()) < LARGEST_DOCUMENT
-        del recorder._taken[1:]
+        del recorder._writer.taken[1:]
 
 
 def test_a_buffer_that_changes_is_seen_before_training_is_over(tmp_path: Path) -> None:
@@ -475,7 +475,7 @@ def test_a_buffer_that_changes_is_seen_before_training_is_over(tmp_path: Path) -
     assert taken < 4
 
 
-def test_datasets_without_a_length(tmp_path: Path) -> None:
+def test_data_sets_without_a_length_are_refused(tmp_path: Path) -> None:
     class Stream(IterableDataset):  # type: ignore[type-arg]
         def __iter__(self) -> Any:
             return iter(data())
@@ -486,18 +486,18 @@ def test_datasets_without_a_length(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("bound", "features"), [(1e-7, 1), (1.3e-3, 100_000)])
-def test_half_precision_rounds_small_features_up(bound: float, features: int) -> None:
+def test_small_features_in_half_precision_stay_within_the_bound(bound: float, features: int) -> None:
     bounded = bound_features(bound)(torch.ones(1, features, dtype=torch.float16))
     square = sum((Fraction(value) ** 2 for value in bounded.double().flatten().tolist()), Fraction(0))
     assert square <= Fraction(bound) ** 2
 
 
 @pytest.mark.parametrize("batch", [torch.ones(2, 3, dtype=torch.uint8), torch.ones(2, 0)])
-def test_features_of_any_dtype_and_number(batch: torch.Tensor) -> None:
+def test_features_of_any_dtype_are_bounded_or_refused(batch: torch.Tensor) -> None:
     """Bounded, or refused by name; not an error from within torch."""
     try:
         bounded = bound_features(1.0)(batch)
-    except InvalidInput:
+    except InvalidInputError:
         return
     assert bool((bounded.double().flatten(1).norm(dim=1) <= 1).all())
 
@@ -505,7 +505,7 @@ def test_features_of_any_dtype_and_number(batch: torch.Tensor) -> None:
 # Holes that are none
 
 
-def test_evaluation_on_the_training_data_between_epochs(tmp_path: Path) -> None:
+def test_an_evaluation_on_the_training_data_between_epochs_is_recorded(tmp_path: Path) -> None:
     """Common, and harmless: it takes no steps."""
     run = private(batches="shuffled")
     with recorded(run, tmp_path) as recorder:
@@ -533,7 +533,7 @@ def test_a_batch_forward_twice_in_one_loss_is_one_gradient(tmp_path: Path) -> No
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
 @pytest.mark.parametrize("physical", [None, 2])
 @pytest.mark.parametrize("workers", [0, 1])
-def test_sparse_batches_some_of_them_empty(tmp_path: Path, mode: str, physical: int | None, workers: int) -> None:
+def test_empty_poisson_batches_are_steps(tmp_path: Path, mode: str, physical: int | None, workers: int) -> None:
     """An empty batch is a step like any other: its noise is what hides that it was empty."""
     loader = DataLoader(same_records(12), batch_size=1, num_workers=workers, persistent_workers=workers > 0)
     run = private(loader=loader, mode=mode)
@@ -544,7 +544,7 @@ def test_sparse_batches_some_of_them_empty(tmp_path: Path, mode: str, physical: 
     assert recorder.steps == truth.steps == 30
 
 
-def test_a_loader_that_is_split_already(tmp_path: Path) -> None:
+def test_a_loader_that_is_split_already_is_recorded(tmp_path: Path) -> None:
     run = private(dataset=same_records())
     split = BatchMemoryManager(data_loader=run.loader, max_physical_batch_size=5, optimizer=run.optimizer)
     with split as loader:
@@ -555,7 +555,7 @@ def test_a_loader_that_is_split_already(tmp_path: Path) -> None:
     assert (recorder.steps, recorder.manifest().mechanism.sampling) == (6, "poisson")
 
 
-def test_batches_fetched_by_hand(tmp_path: Path) -> None:
+def test_batches_fetched_by_next_are_recorded(tmp_path: Path) -> None:
     run = private()
     with recorded(run, tmp_path) as recorder:
         for _ in range(3):

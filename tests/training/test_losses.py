@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
+from dpmerge.accounting import LinearCombination, hidden_state
 from dpmerge.portfolio import Portfolio
-from dpmerge.privacy import LinearCombination, hidden_state
 from dpmerge.training import Ancestry
 from training.loops import CLASSES, FEATURES, QUIET, Private, data, private, recorded, refusing
 
@@ -24,7 +24,7 @@ def one_output(targets: torch.Tensor, mode: str, criterion: nn.Module) -> Privat
     return private(nn.Linear(FEATURES, 1), dataset=dataset, batches="full", mode=mode, clip=0.01, criterion=criterion)
 
 
-def test_ghost_clipping_of_a_column_of_losses(tmp_path: Path) -> None:
+def test_ghost_clipping_of_a_column_of_losses_is_refused(tmp_path: Path) -> None:
     """Opacus multiplies n clip factors with n × 1 losses to an n × n table: nothing is clipped."""
     made = one_output(torch.ones(48, 1), "ghost", nn.BCEWithLogitsLoss())
     with refusing(made, tmp_path, "losses of shape (48, 1), which Opacus does not clip"):
@@ -32,7 +32,7 @@ def test_ghost_clipping_of_a_column_of_losses(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("criterion", [nn.MSELoss(), nn.HuberLoss(), nn.SmoothL1Loss()])
-def test_every_record_compared_with_every_other(tmp_path: Path, criterion: nn.Module) -> None:
+def test_losses_of_unequal_shapes_are_refused(tmp_path: Path, criterion: nn.Module) -> None:
     made = one_output(torch.ones(48), "hooks", criterion)
     with refusing(
         made, tmp_path, "torch compares every record with every other", criterion=criterion, feature_bound=9.0
@@ -41,7 +41,7 @@ def test_every_record_compared_with_every_other(tmp_path: Path, criterion: nn.Mo
 
 
 @pytest.mark.parametrize("what", ["another loss", "a penalty"])
-def test_ghost_gradients_added_after_the_private_ones(tmp_path: Path, what: str) -> None:
+def test_gradients_added_after_ghost_clipping_are_refused(tmp_path: Path, what: str) -> None:
     made = private(batches="full", mode="ghost")
     with refusing(made, tmp_path, "gradients were added after the backward pass"):
         inputs, targets = next(iter(made.loader))
@@ -66,7 +66,7 @@ MISUSES: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("name", MISUSES)
-def test_the_loss_that_smoothness_was_derived_from_is_the_loss(tmp_path: Path, name: str) -> None:
+def test_another_loss_than_smoothness_was_derived_from_is_refused(tmp_path: Path, name: str) -> None:
     compute, text = MISUSES[name]
     criterion = nn.CrossEntropyLoss()
     made = private(nn.Linear(FEATURES, CLASSES), batches="full", clip=20.0)
@@ -77,7 +77,7 @@ def test_the_loss_that_smoothness_was_derived_from_is_the_loss(tmp_path: Path, n
         made.optimizer.step()
 
 
-def test_a_scaled_ghost_loss_is_not_the_loss(tmp_path: Path) -> None:
+def test_a_scaled_ghost_loss_is_refused(tmp_path: Path) -> None:
     made = private(nn.Linear(FEATURES, CLASSES), batches="full", clip=20.0, mode="ghost")
     with refusing(made, tmp_path, "scaled or added to", criterion=made.criterion, feature_bound=9.0):
         inputs, targets = next(iter(made.loader))
@@ -86,7 +86,7 @@ def test_a_scaled_ghost_loss_is_not_the_loss(tmp_path: Path) -> None:
         made.optimizer.step()
 
 
-def test_an_evaluation_of_the_same_loss_is_no_use_of_it(tmp_path: Path) -> None:
+def test_an_evaluation_of_the_stated_loss_does_not_count_as_a_use(tmp_path: Path) -> None:
     criterion = nn.CrossEntropyLoss()
     made = private(nn.Linear(FEATURES, CLASSES), batches="full", clip=20.0)
     with recorded(made, tmp_path, criterion=criterion, feature_bound=9.0) as recorder:
@@ -97,7 +97,7 @@ def test_an_evaluation_of_the_same_loss_is_no_use_of_it(tmp_path: Path) -> None:
     assert recorder.manifest().mechanism.smoothness.kind == "softmax"
 
 
-def test_own_batches_beside_a_full_batch_loader(tmp_path: Path) -> None:
+def test_own_batches_beside_a_full_batch_loader_are_refused(tmp_path: Path) -> None:
     made = private(batches="full")
     inputs, targets = data().tensors
     with refusing(made, tmp_path, "a step was taken on 20 of 48 records"):
@@ -106,7 +106,7 @@ def test_own_batches_beside_a_full_batch_loader(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["before", "after"])
-def test_hooks_of_ones_own_around_the_inner_step(tmp_path: Path, where: str) -> None:
+def test_hooks_around_the_inner_step_lose_the_sharper_theorem_or_are_refused(tmp_path: Path, where: str) -> None:
     """What they do to noised gradients is harmless but no SGD; what they do to weights, nobody can say."""
     made = private(nn.Linear(FEATURES, CLASSES), batches="full", clip=20.0)
 
@@ -132,7 +132,7 @@ def test_hooks_of_ones_own_around_the_inner_step(tmp_path: Path, where: str) -> 
             made.train(3)
 
 
-def test_the_last_poisson_batch_of_a_pass_left_out(tmp_path: Path) -> None:
+def test_leaving_out_the_last_poisson_batch_of_a_pass_is_refused(tmp_path: Path) -> None:
     made = private()
     with refusing(made, tmp_path, "were used; leaving one out"):
         for _ in range(2):
@@ -142,7 +142,7 @@ def test_the_last_poisson_batch_of_a_pass_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
-def test_autocast_rounds_gradients_up(tmp_path: Path, mode: str) -> None:
+def test_autocast_is_refused(tmp_path: Path, mode: str) -> None:
     made = private(batches="full", mode=mode)
     with refusing(made, tmp_path, "float32 or float64, without autocast"):
         inputs, targets = next(iter(made.loader))
@@ -153,7 +153,7 @@ def test_autocast_rounds_gradients_up(tmp_path: Path, mode: str) -> None:
         made.optimizer.step()
 
 
-def test_tensors_that_rest_are_no_copies(tmp_path: Path) -> None:
+def test_equal_tensors_at_rest_are_not_taken_for_copies(tmp_path: Path) -> None:
     """Normalisation weights start at one, and a small rate may leave them there, in every run and checkpoint."""
     for name in ("a", "b"):
         model = nn.Sequential(nn.Linear(FEATURES, 8), nn.LayerNorm(8), nn.Linear(8, CLASSES))
@@ -165,7 +165,7 @@ def test_tensors_that_rest_are_no_copies(tmp_path: Path) -> None:
     assert len(Portfolio.load(tmp_path, allow=["different_initial_weights"]).runs) == 2
 
 
-def test_an_adapter_on_a_privately_trained_model(tmp_path: Path) -> None:
+def test_a_head_on_a_private_model_pays_for_it_and_is_not_averaged_with_it(tmp_path: Path) -> None:
     """A private parent has other tensors than its child; it has to be paid for, not averaged with."""
     parent = private(nn.Sequential(nn.Linear(FEATURES, 8), nn.Linear(8, CLASSES)), batches="full")
     with recorded(parent, tmp_path / "a", run="a"):

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpmerge.training.noise import from_os_entropy, randomness
+from dpmerge.training.noise_generators import from_os_entropy, run_generators
 from training.loops import QUIET, mlp, private, recorded, watched
 
 pytestmark = [pytest.mark.filterwarnings(rule) for rule in QUIET]
@@ -60,7 +60,7 @@ def test_a_seed_rebuilds_the_run_bit_for_bit(tmp_path: Path) -> None:
 
 
 def test_a_seed_gives_noise_and_batches_streams_of_their_own() -> None:
-    made = randomness(CPU, 3)
+    made = run_generators(CPU, 3)
     assert not torch.equal(torch.rand(8, generator=made.noise), torch.rand(8, generator=made.batches))
 
 
@@ -74,7 +74,7 @@ def test_the_callers_noise_generator_is_not_used(tmp_path: Path) -> None:
     assert run.optimizer.generator is given
 
 
-def test_the_whole_state_is_drawn() -> None:
+def test_the_whole_generator_state_is_drawn_from_the_system() -> None:
     """624 words, of which 32 bits of a seed would give 2³² choices; every word must count."""
     states = [from_os_entropy(CPU).get_state()[STATE].view(torch.int64) for _ in range(8)]
     assert all(int(state.max()) < 2**32 for state in states)
@@ -98,7 +98,7 @@ def test_the_state_that_was_drawn_is_the_one_that_is_used() -> None:
         assert not torch.equal(numbers, torch.rand(1000, generator=other))
 
 
-def test_numbers_are_those_of_a_fair_generator() -> None:
+def test_numbers_from_a_drawn_state_are_uniform_and_normal() -> None:
     generator = from_os_entropy(CPU)
     numbers = torch.rand(200_000, generator=generator)
     assert abs(float(numbers.mean()) - 0.5) < 6 / (12 * 200_000) ** 0.5

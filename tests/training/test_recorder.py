@@ -23,8 +23,8 @@ from opacus.schedulers import (
 from torch import nn
 from torch.optim import SGD, Adam, lr_scheduler
 
-from dpmerge.errors import CannotRecord
-from dpmerge.privacy import DpSgd, LinearCombination, RenyiProfile, joint_release, last_step
+from dpmerge.accounting import DpSgd, LinearCombination, RenyiProfile, joint_release, last_step
+from dpmerge.errors import RecordingError
 from dpmerge.training import Recorder
 from training.loops import QUIET, Private, Truth, data, logical_steps, mlp, private, recorded, same_records, watched
 
@@ -75,7 +75,9 @@ def require_true(recorder: Recorder, truth: Truth, *, plain: bool) -> DpSgd:
 @pytest.mark.parametrize("batches", ["poisson", "shuffled", "in_order", "full"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("mode", MODES)
-def test_every_kind_of_loop(tmp_path: Path, mode: str, optimizer: str, batches: str, physical: int | None) -> None:
+def test_every_kind_of_loop_is_recorded_as_it_was_taken(
+    tmp_path: Path, mode: str, optimizer: str, batches: str, physical: int | None
+) -> None:
     run = private(
         mlp(60),
         dataset=same_records(),
@@ -112,7 +114,7 @@ def test_every_kind_of_loop(tmp_path: Path, mode: str, optimizer: str, batches: 
 
 @pytest.mark.parametrize("wrap_model", [True, False])
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
-def test_model_left_unwrapped(tmp_path: Path, mode: str, wrap_model: bool) -> None:
+def test_a_model_left_unwrapped_is_recorded(tmp_path: Path, mode: str, wrap_model: bool) -> None:
     run = private(mlp(60), dataset=same_records(), mode=mode, noise=NOISE, clip=CLIP, wrap_model=wrap_model)
     with recorded(run, tmp_path) as recorder, watched(run) as truth:
         run.train(STEPS)
@@ -121,7 +123,7 @@ def test_model_left_unwrapped(tmp_path: Path, mode: str, wrap_model: bool) -> No
 
 
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
-def test_sum_of_losses(tmp_path: Path, mode: str) -> None:
+def test_a_sum_of_losses_is_recorded_without_a_divisor(tmp_path: Path, mode: str) -> None:
     run = private(mlp(60), dataset=same_records(), mode=mode, noise=NOISE, clip=CLIP, loss_reduction="sum")
     with recorded(run, tmp_path, adjacency="add_remove") as recorder, watched(run) as truth:
         run.train(STEPS)
@@ -131,7 +133,7 @@ def test_sum_of_losses(tmp_path: Path, mode: str) -> None:
     assert (facts.loss_reduction, facts.expected_batch_size, facts.public_divisor) == ("sum", None, True)
 
 
-def test_layers_clipped_apart(tmp_path: Path) -> None:
+def test_layers_clipped_apart_are_recorded_at_their_joint_norm(tmp_path: Path) -> None:
     norms = [0.3, 0.05, 1.2, 0.4]
     run = private(mlp(60), dataset=same_records(), batches="full", noise=NOISE, clip=norms)
     seen: list[list[float]] = []
@@ -153,7 +155,7 @@ def test_layers_clipped_apart(tmp_path: Path) -> None:
     assert said.noise_multipliers == pytest.approx(NOISE, rel=1e-6)
 
 
-def test_rate_and_norm_kept_as_tensors(tmp_path: Path) -> None:
+def test_rates_and_norms_kept_as_tensors_are_recorded(tmp_path: Path) -> None:
     def tensor_rate(parameters: Any) -> torch.optim.Optimizer:
         return SGD(parameters, lr=torch.tensor(0.02))
 
@@ -185,7 +187,7 @@ NOISE_SCHEDULES: dict[str, tuple[Callable[[Any], Any], list[float], int]] = {
 
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
 @pytest.mark.parametrize("schedule", NOISE_SCHEDULES)
-def test_noise_schedules(tmp_path: Path, schedule: str, mode: str) -> None:
+def test_noise_schedules_are_recorded_in_blocks(tmp_path: Path, schedule: str, mode: str) -> None:
     make, factors, blocks = NOISE_SCHEDULES[schedule]
     run = private(mlp(60), dataset=same_records(), batches="full", mode=mode, noise=NOISE, clip=CLIP)
     said, _ = scheduled(run, tmp_path, make)
@@ -206,7 +208,7 @@ CLIP_SCHEDULES: dict[str, tuple[Callable[[Any], Any], list[float], int]] = {
 
 @pytest.mark.parametrize("physical", [None, 20])
 @pytest.mark.parametrize("schedule", CLIP_SCHEDULES)
-def test_clip_schedules(tmp_path: Path, schedule: str, physical: int | None) -> None:
+def test_clip_schedules_are_recorded_in_blocks(tmp_path: Path, schedule: str, physical: int | None) -> None:
     make, factors, blocks = CLIP_SCHEDULES[schedule]
     run = private(mlp(60), dataset=same_records(), batches="full", noise=NOISE, clip=CLIP)
     with recorded(run, tmp_path) as recorder, watched(run) as truth:
@@ -239,7 +241,7 @@ def test_rate_schedules_are_one_block_with_its_rates(tmp_path: Path, schedule: s
     assert said.optimizer.is_plain
 
 
-def test_everything_scheduled_at_once_with_split_poisson_batches(tmp_path: Path) -> None:
+def test_schedules_of_everything_with_split_poisson_batches_are_recorded(tmp_path: Path) -> None:
     run = private(mlp(60), dataset=same_records(), noise=NOISE, clip=CLIP)
     with recorded(run, tmp_path) as recorder, watched(run) as truth:
         schedulers = (
@@ -310,7 +312,7 @@ def test_shuffled_batches_cost_what_their_epochs_cost(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("batches", ["shuffled", "in_order"])
 @pytest.mark.parametrize("cuts", [(3, 4), (1, 1, 1, 1), (4, 2, 4), (2, 2, 4)])
-def test_epochs_cut_short_never_cost_less_than_the_truth(tmp_path: Path, batches: str, cuts: tuple[int, ...]) -> None:
+def test_epochs_cut_short_never_cost_less_than_they_do(tmp_path: Path, batches: str, cuts: tuple[int, ...]) -> None:
     run = private(batches=batches, noise=2.0)
     with recorded(run, tmp_path) as recorder:
         for taken in cuts:
@@ -325,14 +327,14 @@ def test_epochs_cut_short_never_cost_less_than_the_truth(tmp_path: Path, batches
         assert said.profile(upto).mu >= 2 / 2.0 * np.sqrt(begun) * (1 - 1e-12)  # type: ignore[attr-defined]
 
 
-def test_last_epoch_may_end_early(tmp_path: Path) -> None:
+def test_the_last_epoch_may_end_early(tmp_path: Path) -> None:
     run = private(batches="shuffled")
     with recorded(run, tmp_path) as recorder:
         run.train(6)
     assert recorder.manifest().mechanism.steps_per_epoch == 4
 
 
-def test_batches_that_were_skipped_cut_the_epoch(tmp_path: Path) -> None:
+def test_skipped_batches_cost_an_epoch_a_step(tmp_path: Path) -> None:
     run = private(batches="shuffled")
     with recorded(run, tmp_path) as recorder:
         for _ in range(2):
@@ -342,7 +344,7 @@ def test_batches_that_were_skipped_cut_the_epoch(tmp_path: Path) -> None:
     assert recorder.manifest().mechanism.steps_per_epoch == 1
 
 
-def test_workers_draw_ahead_and_nothing_changes(tmp_path: Path) -> None:
+def test_workers_that_draw_ahead_do_not_change_the_record(tmp_path: Path) -> None:
     loader = torch.utils.data.DataLoader(same_records(), batch_size=12, num_workers=1, prefetch_factor=2)
     run = private(mlp(60), loader=loader, noise=NOISE, clip=CLIP)
     with recorded(run, tmp_path) as recorder, watched(run) as truth:
@@ -368,7 +370,7 @@ def test_plain_sgd_is_certified_by_its_last_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("setting", ["momentum", "weight_decay", "dampening", "lr"])
-def test_settings_that_change_leave_joint_release(tmp_path: Path, setting: str) -> None:
+def test_settings_that_change_leave_only_joint_release(tmp_path: Path, setting: str) -> None:
     def two_groups(parameters: Any) -> torch.optim.Optimizer:
         return SGD([{"params": parameters[:2]}, {"params": parameters[2:]}], lr=0.1)
 
@@ -386,7 +388,7 @@ def test_settings_that_change_leave_joint_release(tmp_path: Path, setting: str) 
 
 
 @pytest.mark.parametrize("setting", [{"lr": 0.3}, {"momentum": 0.5}, {"weight_decay": 0.5}])
-def test_groups_that_differ_leave_joint_release(tmp_path: Path, setting: dict[str, float]) -> None:
+def test_groups_that_differ_leave_only_joint_release(tmp_path: Path, setting: dict[str, float]) -> None:
     def two_groups(parameters: Any) -> torch.optim.Optimizer:
         return SGD([{"params": parameters[:2]}, {"params": parameters[2:], **setting}], lr=0.1)
 
@@ -397,7 +399,7 @@ def test_groups_that_differ_leave_joint_release(tmp_path: Path, setting: dict[st
     assert max(mechanism(recorder).rates) * 48 == pytest.approx(max(0.1, setting.get("lr", 0)))
 
 
-def test_adam_leaves_joint_release(tmp_path: Path) -> None:
+def test_adam_leaves_only_joint_release(tmp_path: Path) -> None:
     run = private(batches="full", optimizer=OPTIMIZERS["adam"])
     with recorded(run, tmp_path) as recorder:
         run.train(2)
@@ -431,7 +433,7 @@ def attached(run: Private) -> dict[str, object]:
 @pytest.mark.parametrize("ending", ["well", "exception", "refusal"])
 @pytest.mark.parametrize("batches", ["poisson", "shuffled", "full"])
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
-def test_everything_is_put_back(tmp_path: Path, mode: str, batches: str, ending: str) -> None:
+def test_everything_that_was_wrapped_is_put_back(tmp_path: Path, mode: str, batches: str, ending: str) -> None:
     run = private(mode=mode, batches=batches)
     run.optimizer.generator = torch.Generator()
     before = attached(run)
@@ -445,7 +447,7 @@ def test_everything_is_put_back(tmp_path: Path, mode: str, batches: str, ending:
             if ending == "refusal":
                 run.optimizer.original_optimizer.step()
 
-    errors = {"well": nullcontext(), "exception": pytest.raises(Stop), "refusal": pytest.raises(CannotRecord)}
+    errors = {"well": nullcontext(), "exception": pytest.raises(Stop), "refusal": pytest.raises(RecordingError)}
     with errors[ending]:
         loop()
     assert attached(run) == before
@@ -469,7 +471,7 @@ def test_a_hook_of_ones_own_still_runs(tmp_path: Path) -> None:
     assert run.optimizer.step_hook is own
 
 
-def test_an_optimizer_without_accountant(tmp_path: Path) -> None:
+def test_an_optimizer_without_an_accountant_is_recorded(tmp_path: Path) -> None:
     run = private()
     run.optimizer.step_hook = None
     with recorded(run, tmp_path) as recorder:
@@ -494,7 +496,7 @@ def test_recording_does_not_change_training(tmp_path: Path) -> None:
     assert torch.equal(*results)
 
 
-def test_closures_are_steps_too(tmp_path: Path) -> None:
+def test_steps_with_closures_are_recorded(tmp_path: Path) -> None:
     run = private()
     with recorded(run, tmp_path) as recorder:
         for inputs, targets in run.loader:

@@ -18,7 +18,7 @@ from opacus.utils.batch_memory_manager import BatchMemoryManager
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
-from dpmerge.errors import CannotRecord, DpmergeError, InvalidInput
+from dpmerge.errors import DpmergeError, InvalidInputError, RecordingError
 from dpmerge.portfolio.manifest import MANIFEST_NAME
 from training.loops import (
     CLASSES,
@@ -42,7 +42,7 @@ def refused(
     folder: Path,
     loop: Callable[[Private], object] | None = None,
     *,
-    kind: type[DpmergeError] = CannotRecord,
+    kind: type[DpmergeError] = RecordingError,
     unmoved: bool = True,
     **settings: Any,
 ) -> str:
@@ -85,7 +85,7 @@ def a_step(run: Private) -> None:
 # Clipping
 
 
-def test_ghost_clipping_with_a_clip_scheduler(tmp_path: Path) -> None:
+def test_ghost_clipping_with_a_clip_scheduler_is_refused(tmp_path: Path) -> None:
     run = private(mode="ghost")
 
     def loop(run: Private) -> None:
@@ -100,13 +100,13 @@ def test_ghost_clipping_with_a_clip_scheduler(tmp_path: Path) -> None:
     )
 
 
-def test_ghost_clipping_with_a_clip_scheduler_set_before(tmp_path: Path) -> None:
+def test_ghost_clipping_with_a_clip_scheduler_set_before_is_refused(tmp_path: Path) -> None:
     run = private(mode="ghost")
     ExponentialGradClip(run.optimizer, gamma=2.0).step()
     assert "clip schedulers do not reach ghost" in refused(run, tmp_path / "run", a_step)
 
 
-def test_layers_clipped_apart_with_a_clip_scheduler(tmp_path: Path) -> None:
+def test_layers_clipped_apart_with_a_clip_scheduler_are_refused(tmp_path: Path) -> None:
     run = private(clip=[1.0, 1.0, 1.0, 1.0])
 
     def loop(run: Private) -> None:
@@ -118,7 +118,7 @@ def test_layers_clipped_apart_with_a_clip_scheduler(tmp_path: Path) -> None:
     )
 
 
-def test_one_layers_norm_changed_alone(tmp_path: Path) -> None:
+def test_one_layers_norm_changed_alone_is_refused(tmp_path: Path) -> None:
     run = private(clip=[1.0, 1.0, 1.0, 1.0])
 
     def loop(run: Private) -> None:
@@ -129,7 +129,7 @@ def test_one_layers_norm_changed_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
-def test_clip_norm_changed_between_physical_batches(tmp_path: Path, mode: str) -> None:
+def test_clip_norm_changed_between_physical_batches_is_refused(tmp_path: Path, mode: str) -> None:
     run = private(batches="full", mode=mode)
 
     def loop(run: Private) -> None:
@@ -147,7 +147,7 @@ def test_clip_norm_changed_between_physical_batches(tmp_path: Path, mode: str) -
     )
 
 
-def test_adaptive_clipping(tmp_path: Path) -> None:
+def test_adaptive_clipping_is_refused(tmp_path: Path) -> None:
     run = private()
     settings = {"noise_multiplier": 1.0, "max_grad_norm": 1.0, "expected_batch_size": 12}
     adaptive = {"target_unclipped_quantile": 0.5, "clipbound_learning_rate": 0.2, "max_clipbound": 10.0}
@@ -158,7 +158,7 @@ def test_adaptive_clipping(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_adaptive_ghost_clipping(tmp_path: Path) -> None:
+def test_adaptive_ghost_clipping_is_refused(tmp_path: Path) -> None:
     model = mlp()
     engine = PrivacyEngineAdaptiveClipping()
     made = engine.make_private(
@@ -180,14 +180,14 @@ def test_adaptive_ghost_clipping(tmp_path: Path) -> None:
     assert message.startswith(("optimizer: adaptive clipping releases a count", "criterion: 0 clipped backward passes"))
 
 
-def test_plain_optimizers(tmp_path: Path) -> None:
+def test_plain_optimizers_are_refused(tmp_path: Path) -> None:
     run = private()
     run.optimizer = run.optimizer.original_optimizer  # type: ignore[assignment]
     refused_at_once(run, tmp_path / "run", "optimizer: a SGD; pass the one PrivacyEngine.make_private returned")
     assert not (tmp_path / "run").exists()
 
 
-def test_distributed_optimizers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_distributed_optimizers_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
     run = private()
@@ -198,7 +198,7 @@ def test_distributed_optimizers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert "on one device" in message
 
 
-def test_ghost_clipping_needs_the_wrapped_model(tmp_path: Path) -> None:
+def test_ghost_clipping_without_the_wrapped_model_is_refused(tmp_path: Path) -> None:
     run = private(mode="ghost")
     run.model = run.plain
     assert refused(run, tmp_path / "run").startswith(
@@ -213,7 +213,7 @@ def normalised(**settings: Any) -> nn.Module:
     return nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8, affine=False, **settings), nn.Linear(8, CLASSES))
 
 
-def test_batch_norm_in_training_mode(tmp_path: Path) -> None:
+def test_batch_norm_in_training_mode_is_refused(tmp_path: Path) -> None:
     message = refused(by_hand(normalised()), tmp_path / "run")
     assert message == (
         "model.1: BatchNorm1d in training mode: private data flows into 1.running_mean, 1.running_var, "
@@ -222,7 +222,7 @@ def test_batch_norm_in_training_mode(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("evaluated", [True, False])
-def test_batch_norm_without_running_statistics(tmp_path: Path, evaluated: bool) -> None:
+def test_batch_norm_without_running_statistics_is_refused(tmp_path: Path, evaluated: bool) -> None:
     model = normalised(track_running_stats=False)
     model[1].train(not evaluated)
     assert "model.1: BatchNorm1d in training mode: records of a batch are mixed" in refused(
@@ -230,7 +230,7 @@ def test_batch_norm_without_running_statistics(tmp_path: Path, evaluated: bool) 
     )
 
 
-def test_batch_norm_switched_on_in_mid_run(tmp_path: Path) -> None:
+def test_batch_norm_switched_on_in_mid_run_is_refused(tmp_path: Path) -> None:
     model = normalised()
     model[1].eval()
     run = by_hand(model)
@@ -243,7 +243,7 @@ def test_batch_norm_switched_on_in_mid_run(tmp_path: Path) -> None:
     assert refused(run, tmp_path / "run", loop, unmoved=False).startswith("model.1")
 
 
-def test_batch_norm_kept_in_eval_mode_is_fine(tmp_path: Path) -> None:
+def test_batch_norm_kept_in_eval_mode_is_recorded(tmp_path: Path) -> None:
     model = normalised()
     model[1].eval()
     run = by_hand(model)
@@ -265,7 +265,7 @@ class Counting(nn.Module):
         return self.layer(inputs)
 
 
-def test_other_buffers_that_change(tmp_path: Path) -> None:
+def test_other_buffers_that_change_are_refused(tmp_path: Path) -> None:
     message = refused(by_hand(Counting()), tmp_path / "run", a_step, unmoved=False, checkpoint_every=1)
     assert message == (
         "model.seen: changed in training although the private optimizer does not train it, so private data may have "
@@ -274,7 +274,7 @@ def test_other_buffers_that_change(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("trained_only", [True, False])
-def test_a_frozen_layer_trained_by_another_optimizer(tmp_path: Path, trained_only: bool) -> None:
+def test_a_frozen_layer_trained_by_another_optimizer_is_refused(tmp_path: Path, trained_only: bool) -> None:
     model = mlp()
     model[0].requires_grad_(False)
     run = private(model)
@@ -289,7 +289,7 @@ def test_a_frozen_layer_trained_by_another_optimizer(tmp_path: Path, trained_onl
     assert message.startswith("model.0.weight: changed in training although the private optimizer does not train it")
 
 
-def test_state_that_is_no_tensor_or_of_an_odd_dtype(tmp_path: Path) -> None:
+def test_state_that_is_no_tensor_or_of_an_odd_dtype_is_refused(tmp_path: Path) -> None:
     model = mlp()
     model.register_buffer("phase", torch.zeros(2, dtype=torch.complex64))
     assert refused(by_hand(model), tmp_path / "run").startswith("model.phase: torch.complex64; accepted: tensors of")
@@ -298,7 +298,7 @@ def test_state_that_is_no_tensor_or_of_an_odd_dtype(tmp_path: Path) -> None:
 # Batches
 
 
-def test_gradients_of_several_batches_in_one_step(tmp_path: Path) -> None:
+def test_gradients_of_several_batches_in_one_step_are_refused(tmp_path: Path) -> None:
     run = private(batches="shuffled")
 
     def loop(run: Private) -> None:
@@ -314,7 +314,7 @@ def test_gradients_of_several_batches_in_one_step(tmp_path: Path) -> None:
     )
 
 
-def test_gradients_accumulated_under_poisson_sampling(tmp_path: Path) -> None:
+def test_gradients_accumulated_under_poisson_sampling_are_refused(tmp_path: Path) -> None:
     run = private()
     run.model.allow_grad_accumulation()
 
@@ -328,7 +328,7 @@ def test_gradients_accumulated_under_poisson_sampling(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("batches", ["poisson", "shuffled", "full"])
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
-def test_logical_steps_glued_from_several_draws(tmp_path: Path, mode: str, batches: str) -> None:
+def test_logical_steps_glued_from_several_draws_are_refused(tmp_path: Path, mode: str, batches: str) -> None:
     run = private(mode=mode, batches=batches)
 
     def loop(run: Private) -> None:
@@ -345,7 +345,7 @@ def test_logical_steps_glued_from_several_draws(tmp_path: Path, mode: str, batch
 
 
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
-def test_a_split_batch_left_in_the_middle(tmp_path: Path, mode: str) -> None:
+def test_a_split_batch_left_in_the_middle_is_refused(tmp_path: Path, mode: str) -> None:
     run = private(batches="full", mode=mode)
 
     def loop(run: Private) -> None:
@@ -360,7 +360,7 @@ def test_a_split_batch_left_in_the_middle(tmp_path: Path, mode: str) -> None:
     assert "one logical step was made of several draws" in refused(run, tmp_path / "run", loop)
 
 
-def test_a_split_batch_left_before_its_step(tmp_path: Path) -> None:
+def test_a_split_batch_left_before_its_step_is_refused(tmp_path: Path) -> None:
     run = private()
 
     def loop(run: Private) -> None:
@@ -373,17 +373,20 @@ def test_a_split_batch_left_before_its_step(tmp_path: Path) -> None:
     assert message.startswith("data_loader: a new epoch begins while batches of the last one are still waiting")
 
 
-def test_the_inner_optimizer_stepped_by_itself(tmp_path: Path) -> None:
+def test_stepping_the_inner_optimizer_by_itself_is_refused(tmp_path: Path) -> None:
     def loop(run: Private) -> None:
         inputs, targets = next(iter(run.loader))
         run.backward(inputs, targets)
         run.optimizer.original_optimizer.step()
 
     message = refused(private(), tmp_path / "run", loop)
-    assert message == "optimizer: the inner optimizer was stepped by itself, without clipping and noise"
+    assert message == (
+        "optimizer: the inner optimizer was stepped by itself, without clipping and noise; step the one that "
+        "make_private returned"
+    )
 
 
-def test_the_recorders_hook_replaced_in_the_loop(tmp_path: Path) -> None:
+def test_replacing_the_recorders_hook_is_refused(tmp_path: Path) -> None:
     def loop(run: Private) -> None:
         run.optimizer.attach_step_hook(lambda _: None)
         run.train(1)
@@ -392,7 +395,7 @@ def test_the_recorders_hook_replaced_in_the_loop(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("batches", ["poisson", "shuffled"])
-def test_training_on_another_loader(tmp_path: Path, batches: str) -> None:
+def test_training_on_another_loader_is_refused(tmp_path: Path, batches: str) -> None:
     run = private(batches=batches)
     given = run.loader
 
@@ -407,7 +410,7 @@ def test_training_on_another_loader(tmp_path: Path, batches: str) -> None:
     )
 
 
-def test_the_same_batch_again(tmp_path: Path) -> None:
+def test_the_same_batch_again_is_refused(tmp_path: Path) -> None:
     def loop(run: Private) -> None:
         for batch in run.loader:
             run.step(batch)
@@ -433,7 +436,9 @@ def with_sampler(sampler: Any) -> DataLoader[Any]:
         (lambda: DataLoader(data(), batch_size=None), "NoneType"),
     ],
 )
-def test_samplers_that_may_draw_a_record_twice(tmp_path: Path, make: Callable[[], DataLoader[Any]], named: str) -> None:
+def test_samplers_that_may_draw_a_record_twice_are_refused(
+    tmp_path: Path, make: Callable[[], DataLoader[Any]], named: str
+) -> None:
     run = private(batches="shuffled")
     run.loader = make()
     message = refused(run, tmp_path / "run")
@@ -443,13 +448,13 @@ def test_samplers_that_may_draw_a_record_twice(tmp_path: Path, make: Callable[[]
     )
 
 
-def test_poisson_batches_of_fewer_records_than_there_are(tmp_path: Path) -> None:
+def test_poisson_batches_of_fewer_records_than_there_are_are_refused(tmp_path: Path) -> None:
     run = private()
     run.loader.batch_sampler.num_samples = 20  # type: ignore[union-attr]
     assert "batches drawn by UniformWithReplacementSampler" in refused(run, tmp_path / "run")
 
 
-def test_a_record_within_a_record(tmp_path: Path) -> None:
+def test_a_record_within_a_record_is_refused(tmp_path: Path) -> None:
     def loop(run: Private) -> None:
         with recorded(run, tmp_path / "inner", run="inner"):
             run.train(1)
@@ -462,14 +467,14 @@ def test_a_record_within_a_record(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
-def test_a_run_that_already_took_steps(tmp_path: Path, optimizer: Any) -> None:
+def test_a_run_that_already_took_steps_is_refused(tmp_path: Path, optimizer: Any) -> None:
     run = private(optimizer=lambda parameters: optimizer(parameters, lr=0.1))
     run.train(3)
     message = refused(run, tmp_path / "run")
     assert message.startswith("optimizer: its accountant has counted 3 steps already; record a run from its first step")
 
 
-def test_a_run_without_accountant_that_already_took_steps(tmp_path: Path) -> None:
+def test_a_run_without_accountant_that_already_took_steps_is_refused(tmp_path: Path) -> None:
     run = private(optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9))
     run.optimizer.step_hook = None
     run.train(1)
@@ -477,20 +482,20 @@ def test_a_run_without_accountant_that_already_took_steps(tmp_path: Path) -> Non
     assert message == "optimizer: it has taken steps already; record a run from its first step on"
 
 
-def test_a_second_record_of_the_same_optimizer(tmp_path: Path) -> None:
+def test_a_second_record_of_the_same_optimizer_is_refused(tmp_path: Path) -> None:
     run = private()
     with recorded(run, tmp_path / "first"):
         run.train(2)
     assert "has counted 2 steps already" in refused(run, tmp_path / "second")
 
 
-def test_a_folder_that_has_a_manifest(tmp_path: Path) -> None:
+def test_a_folder_that_has_a_manifest_is_refused(tmp_path: Path) -> None:
     (tmp_path / MANIFEST_NAME).write_text("mine")
-    refused_at_once(private(), tmp_path, "; accepted: a folder without a privacy.json", kind=InvalidInput)
+    refused_at_once(private(), tmp_path, "; accepted: a folder without a privacy.json", kind=InvalidInputError)
     assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [(MANIFEST_NAME, "mine")]
 
 
-def test_shuffled_batches_under_add_remove(tmp_path: Path) -> None:
+def test_shuffled_batches_under_add_remove_are_refused(tmp_path: Path) -> None:
     for batches in ("shuffled", "in_order"):
         message = refused(
             private(batches=batches), tmp_path / "run", adjacency="add_remove", public_divisor=True, most_records=100
@@ -500,7 +505,7 @@ def test_shuffled_batches_under_add_remove(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("batches", ["poisson", "full"])
 @pytest.mark.parametrize("said", [None, False])
-def test_a_private_divisor_under_add_remove(tmp_path: Path, batches: str, said: bool | None) -> None:
+def test_a_private_divisor_under_add_remove_is_refused(tmp_path: Path, batches: str, said: bool | None) -> None:
     message = refused(private(batches=batches), tmp_path / "run", adjacency="add_remove", public_divisor=said)
     assert message.startswith("public_divisor: under add_remove the number of records is private, and Opacus divides")
 
@@ -527,9 +532,9 @@ def test_a_private_divisor_under_add_remove(tmp_path: Path, batches: str, said: 
         ("feature_bound", float("nan"), "feature_bound: got nan; accepted:"),
     ],
 )
-def test_values_out_of_their_domain(tmp_path: Path, setting: str, value: object, text: str) -> None:
+def test_values_out_of_their_domain_are_refused(tmp_path: Path, setting: str, value: object, text: str) -> None:
     run = private(nn.Linear(FEATURES, CLASSES), batches="full")
-    assert text in refused(run, tmp_path / "run", kind=InvalidInput, **{setting: value})
+    assert text in refused(run, tmp_path / "run", kind=InvalidInputError, **{setting: value})
 
 
 # A refusal inside the loop, and after it
@@ -544,20 +549,20 @@ def test_a_refused_step_may_be_caught_and_is_not_counted(tmp_path: Path) -> None
             before = run.weights
             try:
                 run.step(batch)
-            except CannotRecord:
+            except RecordingError:
                 refusals += 1
                 assert torch.equal(before, run.weights)
     assert refusals >= 1
     assert recorder.steps == 4 - refusals
 
 
-def test_metrics_before_any_checkpoint(tmp_path: Path) -> None:
+def test_metrics_before_any_checkpoint_are_refused(tmp_path: Path) -> None:
     with refusing(private(), tmp_path / "run", "metric accuracy: the weights after step 0 were not kept") as recorder:
         recorder.metric("accuracy", 0.5, measured_on="public")
     assert not list((tmp_path / "run").iterdir())
 
 
-def test_costs_before_any_step(tmp_path: Path) -> None:
+def test_costs_before_any_step_are_refused(tmp_path: Path) -> None:
     with refusing(private(), tmp_path, "no step has been taken yet") as recorder:
         recorder.epsilon(1e-5)
 
@@ -566,11 +571,11 @@ def test_costs_before_any_step(tmp_path: Path) -> None:
 def test_weights_that_are_not_finite_are_not_kept(tmp_path: Path, value: float) -> None:
     dataset = torch.utils.data.TensorDataset(torch.full((4, FEATURES), value), torch.zeros(4, dtype=torch.long))
     run = private(dataset=dataset, batches="full")
-    message = refused(run, tmp_path / "run", a_step, kind=InvalidInput, unmoved=False)
+    message = refused(run, tmp_path / "run", a_step, kind=InvalidInputError, unmoved=False)
     assert "finite values only" in message
 
 
-def test_poisson_batches_that_are_left_out(tmp_path: Path) -> None:
+def test_poisson_batches_that_are_left_out_are_refused(tmp_path: Path) -> None:
     """Whether a batch is skipped tells what is in it; `if len(inputs) == 0: continue` is the common case."""
 
     def every_other(made: Private) -> None:
@@ -582,7 +587,7 @@ def test_poisson_batches_that_are_left_out(tmp_path: Path) -> None:
     assert message.startswith("data_loader: of 2 batches drawn in this pass only 1 were used")
 
 
-def test_a_generator_that_is_set_back(tmp_path: Path) -> None:
+def test_a_generator_that_is_set_back_is_refused(tmp_path: Path) -> None:
     """The same noise twice: the difference of two steps has none."""
 
     def rewind(made: Private) -> None:
@@ -595,7 +600,7 @@ def test_a_generator_that_is_set_back(tmp_path: Path) -> None:
     assert message.startswith("optimizer.generator: used or set back by something else")
 
 
-def test_a_fork_would_draw_the_same_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_in_a_forked_process_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def forked(made: Private) -> None:
         monkeypatch.setattr(os, "getpid", lambda: -1)
         made.train(1)
@@ -604,7 +609,7 @@ def test_a_fork_would_draw_the_same_noise(tmp_path: Path, monkeypatch: pytest.Mo
     assert message.startswith("record: this process was forked off")
 
 
-def test_targets_that_weigh_classes(tmp_path: Path) -> None:
+def test_targets_that_weigh_classes_are_refused(tmp_path: Path) -> None:
     """A cross-entropy with targets that sum to ten is ten times as steep."""
     criterion = nn.CrossEntropyLoss()
     made = private(nn.Linear(FEATURES, CLASSES), batches="full", clip=20.0)
@@ -616,10 +621,13 @@ def test_targets_that_weigh_classes(tmp_path: Path) -> None:
         made.optimizer.step()
 
     message = refused(made, tmp_path / "run", weighed, criterion=criterion, feature_bound=8.0)
-    assert message == "criterion: targets that weigh classes; smoothness is derived for class numbers"
+    assert message == (
+        "criterion: targets that weigh classes; smoothness is derived for class numbers, so use those or leave "
+        "criterion and feature_bound out"
+    )
 
 
-def test_records_that_are_sequences(tmp_path: Path) -> None:
+def test_records_that_are_sequences_are_refused(tmp_path: Path) -> None:
     made = private(nn.Linear(FEATURES, CLASSES), batches="full", clip=20.0)
 
     def several(made: Private) -> None:
@@ -630,7 +638,7 @@ def test_records_that_are_sequences(tmp_path: Path) -> None:
     assert message.startswith(f"feature_bound: a record is (3, {FEATURES}), not one feature vector")
 
 
-def test_weights_swapped_out_and_back_again_are_fine(tmp_path: Path) -> None:
+def test_weights_swapped_out_and_back_again_are_accepted(tmp_path: Path) -> None:
     """As for an evaluation of averaged weights."""
     made = private(batches="full")
     with recorded(made, tmp_path / "run") as recorder:

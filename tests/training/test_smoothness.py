@@ -17,9 +17,9 @@ from hypothesis.extra.numpy import arrays
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from dpmerge.errors import InvalidInput
-from dpmerge.portfolio.facts import SmoothnessFacts
-from dpmerge.privacy import Smoothness
+from dpmerge.accounting import Smoothness
+from dpmerge.errors import InvalidInputError
+from dpmerge.terms.mechanism_schema import SmoothnessFacts
 from dpmerge.training import bound_features
 from training.loops import CLASSES, FEATURES, QUIET, Private, private, recorded, refused_at_once, refusing
 
@@ -112,7 +112,7 @@ def test_curvature_reaches_the_derived_constant_and_never_exceeds_it(tmp_path: P
         (nn.SmoothL1Loss(beta=0.1), 1, "huber"),
     ],
 )
-def test_kinds(tmp_path: Path, criterion: Any, outputs: int, kind: str) -> None:
+def test_each_loss_gives_its_kind_of_smoothness(tmp_path: Path, criterion: Any, outputs: int, kind: str) -> None:
     facts = derive(nn.Sequential(nn.Flatten(), bound_features(2.0), nn.Linear(6, outputs)), criterion, tmp_path)
     assert (facts.kind, facts.records, facts.feature_bound) == (kind, 8, math.hypot(2, 1))
     assert facts.vouched_by == (
@@ -128,7 +128,7 @@ def test_kinds(tmp_path: Path, criterion: Any, outputs: int, kind: str) -> None:
         (2.0, 5.0, "a bound_features layer"),
     ],
 )
-def test_a_bound_given_by_the_caller_is_the_callers_word(
+def test_the_record_says_who_bounded_the_features(
     tmp_path: Path, built_in: float | None, bound: float, who: str
 ) -> None:
     layers = [] if built_in is None else [bound_features(built_in)]
@@ -137,13 +137,15 @@ def test_a_bound_given_by_the_caller_is_the_callers_word(
     assert str(said.vouched_by).endswith(who)
 
 
-def test_a_bound_below_what_the_layer_lets_through(tmp_path: Path) -> None:
+def test_a_bound_below_what_the_layer_lets_through_is_refused(tmp_path: Path) -> None:
     run = made_of(nn.Sequential(bound_features(2.0), nn.Linear(6, 4)))
     text = "feature_bound: got 1.0; accepted: at least 2"
-    refused_at_once(run, tmp_path / "run", text, kind=InvalidInput, criterion=nn.CrossEntropyLoss(), feature_bound=1.0)
+    refused_at_once(
+        run, tmp_path / "run", text, kind=InvalidInputError, criterion=nn.CrossEntropyLoss(), feature_bound=1.0
+    )
 
 
-def test_a_clip_norm_at_which_softmax_facts_are_of_no_use_is_said_at_once(tmp_path: Path) -> None:
+def test_a_clip_norm_too_small_for_softmax_is_warned_of_at_the_start(tmp_path: Path) -> None:
     run = private(nn.Linear(FEATURES, CLASSES), batches="full", clip=2.0)
     with (
         pytest.warns(UserWarning, match=r"clip norm 2 is below √2 × 1.41421 \+ 2e-6 = 2.000002"),
@@ -153,7 +155,7 @@ def test_a_clip_norm_at_which_softmax_facts_are_of_no_use_is_said_at_once(tmp_pa
 
 
 @pytest.mark.parametrize("model", [None, nn.Sequential(bound_features(1.0), nn.Linear(FEATURES, CLASSES))])
-def test_nothing_is_derived_where_nothing_is_said(tmp_path: Path, model: nn.Module | None) -> None:
+def test_no_smoothness_is_derived_unless_asked_for(tmp_path: Path, model: nn.Module | None) -> None:
     run = private(model, batches="full")
     with recorded(run, tmp_path) as recorder:
         run.train(1)
@@ -187,14 +189,14 @@ REFUSED: list[tuple[nn.Module, Any, float | None, str]] = [
 
 
 @pytest.mark.parametrize("place", range(len(REFUSED)))
-def test_refusals(tmp_path: Path, place: int) -> None:
+def test_losses_and_models_without_a_theorem_are_refused(tmp_path: Path, place: int) -> None:
     model, criterion, bound, text = REFUSED[place]
     run = made_of(copy.deepcopy(model))
     refused_at_once(run, tmp_path / "run", text, criterion=criterion, feature_bound=bound)
     assert not (tmp_path / "run").exists()
 
 
-def test_number_of_records(tmp_path: Path) -> None:
+def test_the_number_of_records_is_recorded_where_it_is_public(tmp_path: Path) -> None:
     """Under replace_one it is public; under add_remove somebody must bound it, or no factor is known."""
     cases: list[tuple[dict[str, Any], int | None]] = [
         ({"adjacency": "replace_one"}, 48),
@@ -214,7 +216,7 @@ def test_number_of_records(tmp_path: Path) -> None:
         assert (factors is None) == (records is None)
 
 
-def test_the_wrapped_loss_of_ghost_clipping(tmp_path: Path) -> None:
+def test_the_wrapped_loss_of_ghost_clipping_is_recognised(tmp_path: Path) -> None:
     run = private(nn.Linear(FEATURES, CLASSES), batches="full", mode="ghost", clip=20.0)
     with recorded(run, tmp_path, criterion=run.criterion, feature_bound=8.0) as recorder:
         run.train(1)
@@ -223,7 +225,7 @@ def test_the_wrapped_loss_of_ghost_clipping(tmp_path: Path) -> None:
     assert "CrossEntropyLoss" in facts.vouched_by
 
 
-def test_records_of_several_vectors(tmp_path: Path) -> None:
+def test_records_of_several_vectors_are_refused(tmp_path: Path) -> None:
     """A sum over a sequence is steeper than one vector's loss."""
     dataset = TensorDataset(torch.randn(8, 5, FEATURES), torch.zeros(8, CLASSES, dtype=torch.long))
     run = private(nn.Linear(FEATURES, CLASSES), dataset=dataset, batches="full", clip=20.0)
@@ -290,7 +292,7 @@ def test_long_records_keep_their_direction_and_nearly_the_bound(
         assert float(similarity) == pytest.approx(1, abs=1e-6)
 
 
-def test_many_features_in_low_precision() -> None:
+def test_many_features_in_low_precision_stay_within_the_bound() -> None:
     for dtype in DTYPES:
         batch = torch.randn(3, 4096, generator=torch.Generator().manual_seed(0)).to(dtype) * 10
         for bound in (0.37, 1.0, 1.3, 57.0):
@@ -299,12 +301,12 @@ def test_many_features_in_low_precision() -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan])
-def test_bounds_that_bound_nothing(value: float) -> None:
-    with pytest.raises(InvalidInput, match="bound: got"):
+def test_bounds_that_are_not_positive_numbers_are_refused(value: float) -> None:
+    with pytest.raises(InvalidInputError, match="bound: got"):
         bound_features(value)
 
 
-def test_as_a_layer_of_a_private_model(tmp_path: Path) -> None:
+def test_a_bound_features_layer_of_a_private_model_gives_smoothness(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Flatten(), bound_features(0.5), nn.Linear(FEATURES, CLASSES))
     run = private(model, batches="full", clip=2.0, criterion=nn.CrossEntropyLoss())
     with recorded(run, tmp_path, criterion=nn.CrossEntropyLoss()) as recorder:

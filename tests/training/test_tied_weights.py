@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from attacks.faults import must_notice
-from dpmerge.errors import TensorMismatch
+from dpmerge.errors import TensorMismatchError
 from dpmerge.merging.recipe_files import build
 from dpmerge.portfolio.manifest import MANIFEST_NAME, Manifest
 from dpmerge.portfolio.portfolio import Portfolio
-from dpmerge.portfolio.recipe import Recipe
-from dpmerge.training import recording, saving
+from dpmerge.terms.recipe import Recipe
+from dpmerge.training import model_tensors, recording_session
 from training.loops import (
     CLASSES,
     FEATURES,
@@ -116,7 +116,7 @@ def unrecorded(home: Path) -> None:
     file.write_text(json.dumps(document))
     (home / "out").mkdir()
     recipe = Recipe.of({"a@2": 1.0}, release_noise=1.0)
-    with pytest.raises(TensorMismatch, match="the values of embedding.weight in a@2"):
+    with pytest.raises(TensorMismatchError, match="the values of embedding.weight in a@2"):
         build(Portfolio.load(home / "runs"), recipe, home / "out")
 
 
@@ -124,7 +124,7 @@ def test_a_record_without_ties_is_refused(tmp_path: Path) -> None:
     unrecorded(tmp_path)
 
 
-def test_a_recorder_that_forgets_ties_would_be_noticed(tmp_path: Path) -> None:
+def test_tests_notice_a_recorder_that_forgets_ties(tmp_path: Path) -> None:
     def attack(home: Path) -> None:
         run = language_model()
         with recorded(run, home / "a", run="a"):
@@ -133,7 +133,7 @@ def test_a_recorder_that_forgets_ties_would_be_noticed(tmp_path: Path) -> None:
         assert tensors is not None
         assert tensors.tied
 
-    must_notice(attack, tmp_path, saving, "tied_names", lambda parameters: [])
+    must_notice(attack, tmp_path, model_tensors, "tied_names", lambda parameters: [])
 
 
 class Views(nn.Module):
@@ -169,16 +169,16 @@ class Optimized:
 def test_shared_memory_is_refused(view: str) -> None:
     """Opacus refuses a parameter outside of a layer by itself; so the recorder's own look is asked."""
     model = Views(VIEWS[view])
-    with pytest.raises(saving.CannotRecord, match="shares memory with .*; make it the same parameter"):
-        saving.ModelTensors(model, Optimized(model), trained_only=False)
+    with pytest.raises(model_tensors.RecordingError, match="shares memory with .*; make it the same parameter"):
+        model_tensors.ModelTensors(model, Optimized(model), trained_only=False)
 
 
-def test_memory_side_by_side_is_fine() -> None:
+def test_parameters_side_by_side_in_memory_are_accepted() -> None:
     flat = torch.randn(2 * FEATURES * FEATURES)
     model = nn.Sequential(nn.Linear(FEATURES, FEATURES, bias=False), nn.Linear(FEATURES, FEATURES, bias=False))
     for place, layer in enumerate(model):
         layer.weight = nn.Parameter(flat[place * FEATURES**2 :][: FEATURES**2].view(FEATURES, FEATURES))
-    tensors = saving.ModelTensors(model, Optimized(model), trained_only=False)
+    tensors = model_tensors.ModelTensors(model, Optimized(model), trained_only=False)
     assert tensors.facts().tied == []
 
 
@@ -198,8 +198,8 @@ def test_two_parameters_over_one_memory_are_refused_at_once(tmp_path: Path) -> N
     two_parameters_over_one_memory(tmp_path)
 
 
-def test_without_the_look_at_memory_it_would_be_noticed(tmp_path: Path) -> None:
-    must_notice(two_parameters_over_one_memory, tmp_path, saving, "require_own_memory", lambda parameters: None)
+def test_tests_notice_when_shared_memory_is_not_checked(tmp_path: Path) -> None:
+    must_notice(two_parameters_over_one_memory, tmp_path, model_tensors, "require_own_memory", lambda parameters: None)
 
 
 def exchanged(run: Private) -> None:
@@ -215,7 +215,7 @@ def memory_joined(run: Private) -> None:
     [(exchanged, "another parameter than at the start"), (memory_joined, "shares memory with")],
     ids=["exchanged", "joined in memory"],
 )
-def test_parameters_that_change_in_mid_run(tmp_path: Path, change: Any, text: str) -> None:
+def test_parameters_that_are_exchanged_in_mid_run_are_refused(tmp_path: Path, change: Any, text: str) -> None:
     run = private(mlp(FEATURES))
     with refusing(run, tmp_path, text) as recorder:
         run.train(1)
@@ -251,12 +251,12 @@ def ghost_clipping_of_one_weight_in_two_kinds_of_layers(home: Path) -> None:
     refused_at_once(two_kinds_of_layers("ghost"), home / "a", "a parameter of 2 layers")
 
 
-def test_ghost_clipping_of_one_weight_in_two_kinds_of_layers(tmp_path: Path) -> None:
+def test_ghost_clipping_of_one_weight_in_two_kinds_of_layers_is_refused(tmp_path: Path) -> None:
     torch.manual_seed(1)
     assert gradient_per_record(two_kinds_of_layers("ghost")) > 1.1
     ghost_clipping_of_one_weight_in_two_kinds_of_layers(tmp_path)
     (tmp_path / "faults").mkdir()
-    fault = (recording, "require_measured", lambda *_: None)
+    fault = (recording_session, "require_measured", lambda *_: None)
     must_notice(ghost_clipping_of_one_weight_in_two_kinds_of_layers, tmp_path / "faults", *fault)
 
 

@@ -1,1 +1,1 @@
-"""Certificates: what a release costs, by which theorem, on whose word, in a form that anybody can check."""
+"""Certificates: what a release costs, by which theorem, vouched for by whom, in a form that anybody can check."""

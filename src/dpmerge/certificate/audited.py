@@ -12,14 +12,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from dpmerge.errors import InvalidInput
-from dpmerge.planning.terms import Stated
+from dpmerge.errors import InvalidInputError
+from dpmerge.terms.documents import Strict
 
 TIGHT = 0.9
 """The share of the certified ε from which on an attack shows that little is given away."""
 
 
-class Audited(Stated):
+class Audited(Strict):
     """What an audit was, and the lower bound on ε that it showed at the certificate's δ."""
 
     lower_bound: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(description="a finite number ≥ 0")
@@ -34,6 +34,6 @@ class Audited(Stated):
         """What follows from it, beside the ε that is certified."""
         if self.lower_bound > epsilon:
             accepted = f"a lower bound of at most the certified ε, {epsilon:g}"
-            raise InvalidInput("audit.lowerBound", self.lower_bound, accepted)
+            raise InvalidInputError("audit.lowerBound", self.lower_bound, accepted)
         ratio = self.lower_bound / epsilon if epsilon > 0 else 0.0  # of ε = 0 there is nothing to show
         return {"verdict": "tight" if ratio >= TIGHT else "consistent", "tightness": math.floor(100 * ratio) / 100}

@@ -5,19 +5,14 @@ Guarantees: verified means that nothing failed; what could not be looked at says
 
 from __future__ import annotations
 
-import errno
-import hashlib
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dpmerge.certificate.envelope import Certificate
-from dpmerge.certificate.predicate import Declared
-from dpmerge.documents import LARGEST_SMALL_FILE, open_regular
-from dpmerge.errors import InvalidInput, printable
-from dpmerge.portfolio.tensors import read_header
+from dpmerge.certificate.dsse import Certificate
+from dpmerge.certificate.predicate import Predicate
+from dpmerge.errors import printable
 
 _PIECE = 2**20
 _SHOWN = ("guarantee", "proved", "theorem", "choice", "tuning", "final", "caveats")
@@ -42,7 +37,7 @@ class Verification:
 
     path: Path
     checks: tuple[Check, ...]
-    declared: Declared | None
+    declared: Predicate | None
     content: Mapping[str, Any]
     files: Mapping[str, str]  # name → sha256, as certified
     certificate: Certificate | None = None  # None if it cannot be read at all
@@ -79,33 +74,7 @@ class Verification:
         }
 
 
-def file_digest(file: Path, size: int | None = None) -> str:
-    """SHA-256 of a file, which must have that many bytes; an OSError if it has not, or cannot be read.
-
-    Where no size is known, what could not be a file of a release is not read to its end.
-    """
-    found = hashlib.sha256()
-    with open_regular(file) as stream:
-        left = os.fstat(stream.fileno()).st_size
-        if size is None:
-            _require_plausible(file, left)
-        elif left != size:
-            raise OSError(errno.EFBIG, f"{left:,} bytes where {size:,} were certified", str(file))
-        while left and (piece := stream.read(min(left, _PIECE))):
-            found.update(piece)
-            left -= len(piece)
-        if left or stream.read(1):
-            raise OSError(errno.ESTALE, "changed while it was read", str(file))
-    return found.hexdigest()
-
-
-def _require_plausible(file: Path, size: int) -> None:
-    """Weights say in their header how long they are; all other files of a release are small."""
-    if size <= LARGEST_SMALL_FILE:
-        return
-    if file.suffix != ".safetensors":
-        raise OSError(errno.EFBIG, f"{size:,} bytes, more than a release has in such a file", str(file))
-    try:
-        read_header(file)
-    except InvalidInput:
-        raise OSError(errno.EFBIG, f"{size:,} bytes, which is not what its header says", str(file)) from None
+def not_signed_for(certificate: Certificate) -> Check:
+    """What is said of a signature where no key was given to check it with."""
+    words = "signed, but no key was given to check it with" if certificate.is_signed else "not signed"
+    return Check("signature", None, (words,))

@@ -14,10 +14,9 @@ from pathlib import Path
 from cryptography.exceptions import UnsupportedAlgorithm
 from securesystemslib.signer import CryptoSigner, SSlibKey
 
-from dpmerge.documents import read_bytes
-from dpmerge.errors import CannotWrite, InvalidInput
+from dpmerge.errors import CannotWriteError, InvalidInputError
+from dpmerge.files import read_bytes, sync_folder
 from dpmerge.permissions import PRIVATE_KEY, too_open
-from dpmerge.portfolio.manifest import sync_folder
 
 Passphrase = str | Callable[[Path], str] | None
 """Of a private key: as text, or a function that asks for it, called only if the key has one."""
@@ -37,13 +36,13 @@ def generate(path: Path, passphrase: str | None = None) -> tuple[Path, str]:
     )
 
     if passphrase == "":
-        raise InvalidInput("passphrase", None, "at least one character", found="nothing")
+        raise InvalidInputError("passphrase", None, "at least one character", found="nothing")
     key = Ed25519PrivateKey.generate()
     locked = NoEncryption() if passphrase is None else BestAvailableEncryption(passphrase.encode())
     public = path.with_name(path.name + ".pub")
     for file in (path, public):
         if file.exists() or file.is_symlink():
-            raise CannotWrite("output", str(file), "a file that is not there yet: no key is ever overwritten")
+            raise CannotWriteError("output", str(file), "a file that is not there yet: no key is ever overwritten")
     _write(path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, locked), 0o600)
     _write(public, key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo), 0o644)
     return public, str(CryptoSigner(key).public_key.keyid)
@@ -57,9 +56,8 @@ def _write(path: Path, content: bytes, mode: int) -> None:
             os.fsync(file.fileno())
         sync_folder(path.parent)
     except OSError as error:
-        raise CannotWrite(
-            "output", str(path), "a file that can be written", found=f"an error: {error.strerror}"
-        ) from None
+        accepted = "a file that can be written"
+        raise CannotWriteError.from_os(error, field="output", path=path, accepted=accepted) from None
 
 
 def read_private(path: Path, *, passphrase: Passphrase = None, insecure_permissions: bool = False) -> CryptoSigner:
@@ -70,25 +68,25 @@ def read_private(path: Path, *, passphrase: Passphrase = None, insecure_permissi
     accepted = "an ed25519 private key, as `dpmerge keygen` makes it"
     content = read_bytes(path, _LARGEST_KEY, accepted)
     if b"PUBLIC KEY" in content:
-        raise InvalidInput("key", str(path), accepted, found="a public key")
+        raise InvalidInputError("key", str(path), accepted, found="a public key")
     found = None if insecure_permissions or b"PRIVATE KEY" not in content else too_open(path, PRIVATE_KEY)
     if found is not None:
-        raise InvalidInput("key", str(path), "a private key for its owner alone", found=found)
+        raise InvalidInputError("key", str(path), "a private key for its owner alone", found=found)
     secret = _passphrase(path, passphrase) if b"ENCRYPTED" in content else None
     try:
         key = load_pem_private_key(content, secret)
     except (ValueError, TypeError, UnsupportedAlgorithm):
         if secret is not None:
-            raise InvalidInput("key", str(path), "the passphrase of this key", found="another one") from None
-        raise InvalidInput("key", str(path), accepted, found=f"{path}, which is none") from None
+            raise InvalidInputError("key", str(path), "the passphrase of this key", found="another one") from None
+        raise InvalidInputError("key", str(path), accepted, found=f"{path}, which holds no such key") from None
     if not isinstance(key, Ed25519PrivateKey):
-        raise InvalidInput("key", str(path), accepted, found="another kind of key")
+        raise InvalidInputError("key", str(path), accepted, found="another kind of key")
     return CryptoSigner(key)
 
 
 def _passphrase(path: Path, given: Passphrase) -> bytes:
     if given is None:
-        raise InvalidInput("key", str(path), "its passphrase", found="a key that has one, and no passphrase")
+        raise InvalidInputError("key", str(path), "its passphrase", found="a key that has one, and no passphrase")
     return (given if isinstance(given, str) else given(path)).encode()
 
 
@@ -105,11 +103,11 @@ def public_key(content: bytes, name: str) -> SSlibKey:
 
     accepted = "an ed25519 public key, the .pub file that `dpmerge keygen` makes"
     if b"PRIVATE KEY" in content:
-        raise InvalidInput("key", name, accepted, found="a private key")
+        raise InvalidInputError("key", name, accepted, found="a private key")
     try:
         key = load_pem_public_key(content)
     except (ValueError, UnsupportedAlgorithm):
-        raise InvalidInput("key", name, accepted, found=f"{name}, which is none") from None
+        raise InvalidInputError("key", name, accepted, found=f"{name}, which holds no such key") from None
     if not isinstance(key, Ed25519PublicKey):
-        raise InvalidInput("key", name, accepted, found="another kind of key")
+        raise InvalidInputError("key", name, accepted, found="another kind of key")
     return SSlibKey.from_crypto(key)

@@ -7,17 +7,19 @@ No link is followed. An index is part of what is certified, and so is every file
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
-from dpmerge.certificate.card import CARD_NAME
-from dpmerge.certificate.checks import Check, file_digest
+from dpmerge.certificate.checks import Check
 from dpmerge.certificate.commitments import CertifiedFile
-from dpmerge.certificate.envelope import CERTIFICATE_NAME, Certificate
-from dpmerge.documents import read_bytes, strict_json
-from dpmerge.errors import InvalidInput
+from dpmerge.certificate.dsse import CERTIFICATE_NAME, Certificate
+from dpmerge.certificate.model_card import CARD_NAME
+from dpmerge.errors import InvalidInputError
+from dpmerge.files import LARGEST_SMALL_FILE, file_digest, read_bytes
+from dpmerge.terms.documents import strict_json
 
 _INDEX = ".index.json"
 _LARGEST_INDEX = 64_000_000
@@ -54,7 +56,7 @@ def file_checks(path: Path, certificate: Certificate, allow_extra: Iterable[str]
 def _relative(name: str) -> str:
     path = PurePosixPath(name)
     if not path.parts or path.is_absolute() or ".." in path.parts:
-        raise InvalidInput("allow-extra", name, "the name of a file or folder inside the output")
+        raise InvalidInputError("allow-extra", name, "the name of a file or folder inside the output")
     return str(path)
 
 
@@ -94,10 +96,29 @@ def _wrong(path: Path, name: str, certified: CertifiedFile) -> str | None:
             return f"{name} is not an ordinary file"
         if certified.size is not None and found.st_size != certified.size:
             return f"{name} has {found.st_size:,} bytes; {certified.size:,} were certified"
+        if certified.size is None:
+            require_plausible(file, found.st_size)
         digest = file_digest(file, certified.size)
     except (OSError, RuntimeError) as error:  # links that go round in circles
         return f"{name} cannot be read ({getattr(error, 'strerror', None) or error})"
     return None if digest == certified.sha256 else f"{name} is not the file that was certified"
+
+
+def require_plausible(file: Path, size: int) -> None:
+    """Refuse (OSError) to read to its end what could not be a file of a release, where no size is certified.
+
+    Weights say in their header how long they are; all other files of a release are small.
+    """
+    if size <= LARGEST_SMALL_FILE:
+        return
+    if file.suffix != ".safetensors":
+        raise OSError(errno.EFBIG, f"{size:,} bytes, more than a release has in such a file", str(file))
+    from dpmerge.safetensors_header import read_header
+
+    try:
+        read_header(file)
+    except InvalidInputError:
+        raise OSError(errno.EFBIG, f"{size:,} bytes, which is not what its header says", str(file)) from None
 
 
 def _pointing_elsewhere(path: Path, subjects: Collection[str]) -> Iterator[str]:
@@ -107,7 +128,7 @@ def _pointing_elsewhere(path: Path, subjects: Collection[str]) -> Iterator[str]:
             continue
         try:
             content = strict_json(read_bytes(path / name, _LARGEST_INDEX, "an index"), name)
-        except InvalidInput as error:
+        except InvalidInputError as error:
             yield f"{name} cannot be read as an index ({error})"
             continue
         places = content.get("weight_map") if isinstance(content, dict) else None

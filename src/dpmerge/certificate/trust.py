@@ -17,13 +17,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from securesystemslib.signer import SSlibKey
 
-from dpmerge.certificate.checks import Check
-from dpmerge.certificate.envelope import Certificate
+from dpmerge.certificate.checks import Check, not_signed_for
+from dpmerge.certificate.dsse import Certificate
 from dpmerge.certificate.keys import public_key, read_public
-from dpmerge.documents import Strict, validated
-from dpmerge.errors import BadManifest, InvalidInput
-from dpmerge.portfolio.facts import Text
-from dpmerge.portfolio.listing import read_yaml
+from dpmerge.errors import CannotReadError, InvalidInputError, ManifestError
+from dpmerge.strict_yaml import read_yaml
+from dpmerge.terms.documents import Strict, Text, validated
 
 Keys = str | Path | Sequence[str | Path] | None
 """One public key's file, or several."""
@@ -76,7 +75,7 @@ def trusted(keys: Keys = None, listed: str | Path | None = None) -> tuple[Truste
     """The keys named one by one, and those of a file; none at all if neither is given."""
     single = [keys] if isinstance(keys, str | Path) else keys
     if single is not None and not single:
-        raise InvalidInput("key", single, "at least one key, or None to check no signature")
+        raise InvalidInputError("key", single, "at least one key, or None to check no signature")
     found = [TrustedKey(str(path), read_public(Path(path))) for path in single or ()]
     return (*found, *(read_trusted(Path(listed)) if listed is not None else ()))
 
@@ -87,22 +86,22 @@ def read_trusted(file: Path) -> tuple[TrustedKey, ...]:
         content = _with_text_for_dates(read_yaml(file, "trusted keys"))
         keys = validated(KeyList, content, "trusted keys").keys
         return tuple(_listed(each, f"keys[{place}]", file.parent) for place, each in enumerate(keys))
-    except InvalidInput as error:
-        raise BadManifest.of(file, error) if type(error) is InvalidInput else error from None
+    except InvalidInputError as error:
+        raise ManifestError.of(file, error) if type(error) in (InvalidInputError, CannotReadError) else error from None
 
 
 def _listed(each: ListedKey, place: str, folder: Path) -> TrustedKey:
     key = public_key(each.key.encode(), place) if "-----BEGIN" in each.key else read_public(folder / each.key)
     first, last = _period(each.not_before, f"{place}.not_before"), _period(each.not_after, f"{place}.not_after")
     if first is not None and last is not None and last <= first:
-        raise InvalidInput(f"{place}.not_after", each.not_after, "a time after not_before")
+        raise InvalidInputError(f"{place}.not_after", each.not_after, "a time after not_before")
     return TrustedKey(each.name or str(key.keyid)[:16], key, first, last)
 
 
 def _period(text: str | None, field: str) -> datetime | None:
     found = None if text is None else _moment(text)
     if text is not None and found is None:
-        raise InvalidInput(field, text, _MOMENT)
+        raise InvalidInputError(field, text, _MOMENT)
     return found
 
 
@@ -128,13 +127,12 @@ def signature(certificate: Certificate, keys: Iterable[TrustedKey]) -> Check:
     """Whether a certificate was signed with one of the keys, at a time when that one was trusted."""
     keys = tuple(keys)
     if not keys:
-        words = "signed, but no key was given to check it with" if certificate.is_signed else "not signed"
-        return Check("signature", None, (words,))
+        return not_signed_for(certificate)
     if not certificate.is_signed:
         return Check("signature", False, ("not signed, and a key was given",))
     try:
         made = [key for key in keys if certificate.signed_by(key.key)]
-    except InvalidInput as error:
+    except InvalidInputError as error:
         return Check("signature", False, (str(error),))
     if not made:
         what = "this key" if len(keys) == 1 else f"any of {len(keys)} keys"

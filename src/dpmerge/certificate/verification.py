@@ -8,18 +8,21 @@ those add, and when a certificate beside them is believed, is in `releasing.veri
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dpmerge.certificate.card import CARD_NAME, model_card
-from dpmerge.certificate.checks import Check, Verification
-from dpmerge.certificate.envelope import CERTIFICATE_NAME, Certificate, read_certificate
+from dpmerge.certificate.checks import Check, Verification, not_signed_for
+from dpmerge.certificate.dsse import CERTIFICATE_NAME, Certificate, read_certificate
+from dpmerge.certificate.model_card import CARD_NAME, model_card
 from dpmerge.certificate.output_files import file_checks
-from dpmerge.certificate.predicate import Declared, derived, machine_error
-from dpmerge.certificate.trust import Keys, signature, trusted
-from dpmerge.documents import is_file, read_bytes, validated
-from dpmerge.errors import DpmergeError, InvalidInput
+from dpmerge.certificate.predicate import Predicate, derived, machine_error
+from dpmerge.errors import DpmergeError, InvalidInputError
+from dpmerge.files import is_file, read_bytes
+from dpmerge.terms.documents import MISSING, differences, validated
+
+if TYPE_CHECKING:
+    from dpmerge.certificate.trust import Keys
 
 UNBOUND = (
     "1: without a signature nothing binds its terms to its files, or to who keeps the runs, and repeated draws are not "
@@ -36,21 +39,21 @@ def check_output(
     of such keys with the times they are trusted in. `allow_extra` names files and folders that need not be covered.
     """
     path = Path(out)
-    believed = trusted(key, trusted_keys)
+    signed = _signature_check(key, trusted_keys)
     file = path / CERTIFICATE_NAME
     accepted = f"a folder that holds {CERTIFICATE_NAME}, as `dpmerge merge` makes it"
     if not is_file(file):
-        raise InvalidInput(str(path), str(path), accepted, found="no certificate")
+        raise InvalidInputError(str(path), str(path), accepted, found="no certificate")
     text = read_bytes(file, accepted=accepted)
     try:
         certificate = read_certificate(text)
-    except InvalidInput as error:
+    except InvalidInputError as error:
         return Verification(path, (Check("form", False, (str(error),)),), None, {}, {})
     checks = [Check("form", True)]
     if certificate.version == 1:
         checks.append(Check("version", None, (UNBOUND,)))
-    checks += [signature(certificate, believed), *file_checks(path, certificate, allow_extra)]
-    declared: Declared | None = None
+    checks += [signed(certificate), *file_checks(path, certificate, allow_extra)]
+    declared: Predicate | None = None
     try:
         declared = declared_in(certificate)
     except DpmergeError as error:
@@ -60,7 +63,17 @@ def check_output(
     return Verification(path, tuple(checks), declared, certificate.content, certificate.files, certificate)
 
 
-def _follows(path: Path, certificate: Certificate, declared: Declared) -> Iterator[Check]:
+def _signature_check(key: Keys, trusted_keys: str | Path | None) -> Callable[[Certificate], Check]:
+    """How a signature is checked; keys that cannot be read are refused before anything is looked at."""
+    if key is None and trusted_keys is None:
+        return not_signed_for
+    from dpmerge.certificate.trust import signature, trusted
+
+    believed = trusted(key, trusted_keys)
+    return lambda certificate: signature(certificate, believed)
+
+
+def _follows(path: Path, certificate: Certificate, declared: Predicate) -> Iterator[Check]:
     """What is computed again from what is declared."""
     figures = _figures(certificate, declared)
     yield figures
@@ -71,19 +84,24 @@ def _follows(path: Path, certificate: Certificate, declared: Declared) -> Iterat
         yield Check("audit", None, (words,))
 
 
-def declared_in(certificate: Certificate) -> Declared:
+def declared_in(certificate: Certificate) -> Predicate:
     """What a certificate declares, by whoever made it."""
-    declared = validated(Declared, _declared_part(certificate.content), "predicate")
+    content = _declared_part(certificate.content)
+    if certificate.version < 3:
+        from dpmerge.certificate.old_versions import in_camel_case
+
+        content = in_camel_case(content)
+    declared = validated(Predicate, content, "predicate", case="camel")
     declared.require_version(certificate.version)
     return declared
 
 
 def _declared_part(content: Mapping[str, Any]) -> dict[str, Any]:
-    fields = {field.alias or name for name, field in Declared.model_fields.items()}
+    fields = {field.alias or name for name, field in Predicate.model_fields.items()}
     return {name: value for name, value in content.items() if name in fields}
 
 
-def _figures(certificate: Certificate, declared: Declared) -> Check:
+def _figures(certificate: Certificate, declared: Predicate) -> Check:
     """Everything that follows from the declared terms, computed again."""
     try:
         error = machine_error(declared.terms)
@@ -93,33 +111,22 @@ def _figures(certificate: Certificate, declared: Declared) -> Check:
     stored = {
         name: value for name, value in certificate.content.items() if name not in _declared_part(certificate.content)
     }
-    wrong = list(_differences("", stored, computed))
+    wrong = list(_wrong(stored, computed))
     return Check("guarantee", not wrong, tuple(wrong[:20]))
 
 
-def _differences(place: str, stored: Any, computed: list[Any]) -> Iterator[str]:
+def _wrong(stored: Any, computed: list[Any]) -> Iterator[str]:
     """Where a stored value is none of the computed ones."""
-    first = computed[0]
-    if isinstance(first, dict) and isinstance(stored, dict):
-        for name in sorted({*first, *stored}):
-            inside = f"{place}.{name}" if place else name
-            if name not in first:
-                yield f"{inside} is in the certificate, and does not follow from its terms"
-            elif name not in stored:
-                yield f"{inside} is missing"
-            else:
-                yield from _differences(inside, stored[name], [each[name] for each in computed])
-    elif isinstance(first, list) and isinstance(stored, list) and len(first) == len(stored):
-        for number, value in enumerate(stored):
-            yield from _differences(f"{place}[{number}]", value, [each[number] for each in computed])
-    elif not any(type(stored) is type(value) and stored == value for value in computed) and not _same(stored, computed):
-        yield f"{place} is stated as {_short(stored)}, and comes out as {_short(first)}"
-
-
-def _same(stored: Any, computed: list[Any]) -> bool:
-    """JSON does not tell 1 from 1.0."""
-    numbers = (int, float)
-    return type(stored) in numbers and any(type(value) in numbers and stored == value for value in computed)
+    found = [{place: value for place, _, value in differences(stored, each)} for each in computed]
+    for place, said, value in differences(stored, computed[0]):
+        if not all(place in each for each in found):
+            continue
+        if value is MISSING:
+            yield f"{place} is in the certificate, and does not follow from its terms"
+        elif said is MISSING:
+            yield f"{place} is missing"
+        else:
+            yield f"{place} is stated as {_short(said)}, and comes out as {_short(value)}"
 
 
 def _short(value: Any) -> str:
@@ -130,7 +137,7 @@ def _short(value: Any) -> str:
 def _card(path: Path, certificate: Certificate) -> Check:
     try:
         text = read_bytes(path / CARD_NAME, accepted="the model card").decode()
-    except (InvalidInput, UnicodeDecodeError) as error:
+    except (InvalidInputError, UnicodeDecodeError) as error:
         return Check("model card", False, (f"{CARD_NAME} cannot be read ({error})",))
-    same = text == model_card(certificate.content, certificate.files)
+    same = text == model_card(certificate.content, certificate.files, certificate.version)
     return Check("model card", same, () if same else (f"{CARD_NAME} does not say what the certificate says",))

@@ -15,7 +15,8 @@ import typer
 from typer.core import TyperGroup
 
 from dpmerge import __version__
-from dpmerge.cli import audit, design, frontier, ledger, manifest, merge, plan, reproduce, verify
+from dpmerge.cli import audit, design, example, frontier, ledger, manifest, merge, plan, reproduce, verify
+from dpmerge.cli.options import ALLOW, HEADERS_ONLY, PORTFOLIO
 from dpmerge.cli.terminal import AsJson, one_line_errors, print_json, say, tolerate_narrow_encodings, wide_console
 
 
@@ -39,6 +40,7 @@ app = typer.Typer(
 app.add_typer(manifest.app, name="manifest")
 app.add_typer(ledger.app, name="ledger")
 for verb in (
+    example.example,
     plan.plan,
     design.design,
     frontier.frontier,
@@ -46,9 +48,10 @@ for verb in (
     verify.verify,
     verify.keygen,
     audit.audit,
-    reproduce.reproduce,
 ):
     app.command()(verb)
+# Whatever options somebody gives it, it says where the experiments are.
+app.command(context_settings={"ignore_unknown_options": True})(reproduce.reproduce)
 
 
 def _version(wanted: bool) -> None:
@@ -70,52 +73,47 @@ def main(
 @app.command()
 def account(
     spec: Annotated[
-        Path, typer.Argument(metavar="SPEC.json", help="Runs and how they are merged; `-` reads standard input.")
+        Path,
+        typer.Argument(
+            metavar="SPEC.json", help="The runs and how they are merged, as JSON; `-` reads standard input."
+        ),
     ],
     as_json: AsJson = False,
 ) -> None:
-    """What do these runs cost, released alone, drawn at random, or combined?
+    """What do training runs cost in privacy: released alone, drawn at random, or averaged?
 
-    SPEC.json lists the runs (steps, noise multiplier, clip norm, effective learning rates), the adjacency and δ, and
-    optionally `probabilities` (release one, drawn at random) and `weights` (release the weighted average).
+    Needs no models, only numbers. SPEC.json lists the runs (steps, noise multiplier, clip norm, effective learning
+    rates), the adjacency and δ, and optionally `probabilities` (release one, drawn at random) and `weights` (release
+    the weighted average).
 
-    For a combination all theorems are shown side by side. **proof here?** says whether a figure is proved for *these*
-    runs: the paper's `merged_trajectory`, for one, is a theorem where the total gradient is clipped, and none for
-    ordinary DP-SGD, which clips each record's.
+    For an average all theorems are shown side by side. **proof here?** says whether a figure is proved for *these*
+    runs: the paper's `merged_trajectory`, for example, is proved where the total gradient is clipped, and not for
+    ordinary DP-SGD, which clips each record's gradient.
 
     Example: `{"adjacency": "replace_one", "delta": 1e-5, "runs": [{"blocks": [{"steps": 20, "noise_multiplier": 32,
     "clip_norm": 2, "learning_rate": 4}]}]}`
     """
     with one_line_errors():
-        from dpmerge.account.figures import account as compute
-        from dpmerge.account.spec import Spec
+        from dpmerge.account_spec import Spec
+        from dpmerge.cli.account import account_document, print_account
 
         parsed = Spec.parse(sys.stdin.buffer.read()) if str(spec) == "-" else Spec.read(spec)
-        result = compute(parsed)
+        result = parsed.compare()
     if as_json:
-        print_json(result.document())
+        print_json(account_document(parsed, result))
         return
-    from dpmerge.account.table import print_account
-
-    print_account(result, wide_console())
+    print_account(parsed, result, wide_console())
 
 
 @app.command()
 def inspect(
-    portfolio: Annotated[
-        Path, typer.Argument(metavar="PORTFOLIO", help="A folder of runs, one run's folder, or a portfolio.yaml.")
-    ],
+    portfolio: PORTFOLIO,
     delta: Annotated[float, typer.Option(help="The δ at which every ε is given.")] = 1e-5,
-    headers_only: Annotated[
-        bool, typer.Option("--headers-only", help="Do not read the weights: faster, but digests are not checked.")
-    ] = False,
-    allow: Annotated[
-        list[str] | None,
-        typer.Option(help="Average in spite of `different_initial_weights` or `different_frozen_tensors`."),
-    ] = None,
+    headers_only: HEADERS_ONLY = False,
+    allow: ALLOW = None,
     as_json: AsJson = False,
 ) -> None:
-    """What is in this portfolio, what does it cost, and what may be merged with what?
+    """What is in this portfolio, what does each model cost in privacy, and which may be averaged?
 
     Reads every run's `privacy.json` and checkpoints, and checks that they belong together: same data, unit and
     adjacency, same tensors, independent noise, digests as recorded. Then it shows ε at each checkpoint, what releasing
@@ -125,10 +123,8 @@ def inspect(
     """
     with one_line_errors():
         from dpmerge.portfolio.inspection import inspect as compute
-        from dpmerge.portfolio.portfolio import Portfolio
 
-        loaded = Portfolio.load(portfolio, contents=not headers_only, allow=allow or ())  # type: ignore[arg-type]
-        result = compute(loaded, delta)
+        result = compute(portfolio, delta, headers_only=headers_only, allow=allow or ())  # type: ignore[arg-type]
     if as_json:
         print_json(result.document())
         return

@@ -23,7 +23,6 @@ from dpmerge.cli.options import (
     to_go_on,
 )
 from dpmerge.cli.terminal import AsJson, one_line_errors, print_json, say, wide_console
-from dpmerge.errors import InvalidInput
 
 if TYPE_CHECKING:
     from dpmerge.planning.analysis import Analysis
@@ -34,24 +33,30 @@ def frontier(
     delta: DELTA = 1e-5,
     evaluator: EVALUATOR = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="REPORT.html", help="Write one self-contained page.")
+        Path | None,
+        typer.Option("-o", "--output", metavar="REPORT.html", help="Write the report as one self-contained HTML page."),
     ] = None,
     figures: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Write figures as PNG and SVG, numbers as CSV and JSON."),
+        typer.Option(
+            metavar="DIR", help="Write the figures as PNG and SVG, and the numbers as CSV and JSON, to this folder."
+        ),
     ] = None,
     plain: Annotated[
-        bool, typer.Option("--plain", help="Show it in the terminal (the default where no file is asked for).")
+        bool,
+        typer.Option("--plain", help="Print the report in the terminal (the default without `-o` and `--figures`)."),
     ] = (False),
     face: Annotated[
         list[str] | None,
-        typer.Option(metavar="RUN@STEP,…", help="Two or three checkpoints to sweep; may be given several times."),
+        typer.Option(metavar="RUN@STEP,…", help="Two or three checkpoints whose averages are drawn; repeatable."),
     ] = None,
     theorem: Annotated[
-        str, typer.Option(help="By which theorem heatmaps account for averages; `auto`: the tightest proved.")
+        str, typer.Option(help="The theorem by which heatmaps price averages; `auto`: the tightest that is proved.")
     ] = "auto",
-    targets: Annotated[int, typer.Option(help="For how many targets plans are recommended.")] = 24,
-    evaluations: Annotated[int, typer.Option(help="How many merges may be scored, besides recommended plans.")] = 600,
+    targets: Annotated[int, typer.Option(help="For how many values of ε a plan is recommended.")] = 24,
+    evaluations: Annotated[
+        int, typer.Option(help="How many merged models may be scored, besides the recommended plans.")
+    ] = 600,
     cache: CACHE = None,
     jobs: JOBS = 1,
     allow: ALLOW = None,
@@ -60,37 +65,33 @@ def frontier(
 ) -> None:
     """What does each privacy level cost in utility, by which method?
 
-    Draws the frontiers of random selection and linear combination, by Rényi divergence and exactly, heatmaps of ε over
-    the weights of three models, what each theorem says, and the plan to use for any target. Without `--evaluator` the
-    utility is the noise predicted from the records; with it, the score of merged models on public data.
+    Draws utility against ε for random selection and for averages, accounted for exactly and by Rényi divergence;
+    heatmaps of ε over the weights of three models; what each theorem says; and the plan to use for any ε. Without
+    `--evaluator` the utility is the noise predicted from the runs' records; with it, the score of merged models on
+    public data.
 
-    The result shows models nobody has released: it is an analysis, *not for release*. The plans it recommends were
-    chosen without looking at any model.
+    Keep the report private: it shows models that have not been released. The plans it recommends were chosen without
+    looking at any model.
 
     Example: `dpmerge frontier examples/mnist --evaluator linear:examples/mnist/public.npz -o report.html`
     """
     with one_line_errors(to_go_on(cache, evaluator)):
-        from dpmerge.evaluation.evaluators import load_evaluator
-        from dpmerge.evaluation.progress import shown
-        from dpmerge.planning.bench import Scoring
-        from dpmerge.planning.frontier import analyse
+        from dpmerge.evaluation.evaluation_progress import show_progress
+        from dpmerge.planning.frontier import frontier as compute
 
         require_writable("output", output)
         if figures is not None:
             require_folder("figures", figures if os.path.exists(figures) else figures.parent)
-        if cache is not None and evaluator is None:
-            raise InvalidInput("cache", str(cache), "no cache without --evaluator")
-        scoring = None
-        if evaluator is not None:
-            scoring = Scoring(
-                evaluator=load_evaluator(evaluator), evaluations=evaluations, cache=cache, executor=threads(jobs)
-            )
+        executor = threads(jobs)
         loaded = loaded_portfolio(portfolio, headers_only, allow)
-        with shown(None, "planning") as progress:
-            analysis = analyse(
+        with show_progress(None, "planning") as progress:
+            analysis = compute(
                 loaded,
                 delta,
-                scoring=scoring,
+                evaluator=evaluator,
+                evaluations=evaluations,
+                cache=cache,
+                executor=executor,
                 theorem=theorem,  # type: ignore[arg-type]
                 faces=None if face is None else [[name.strip() for name in names.split(",")] for names in face],
                 targets=targets,
@@ -110,9 +111,10 @@ def frontier(
 
 def _written(analysis: Analysis, page: Path | None, figures: Path | None) -> list[Path]:
     """The files asked for, which are then there."""
+    from dpmerge.report.analysis_page import write_page
+    from dpmerge.report.analysis_plots import analysis_plots
     from dpmerge.report.numbers import write_numbers
-    from dpmerge.report.page import write_page
-    from dpmerge.report.pictures import write_pictures
+    from dpmerge.report.plot_pictures import write_plot_pictures
 
     written = []
     if page is not None:
@@ -120,5 +122,6 @@ def _written(analysis: Analysis, page: Path | None, figures: Path | None) -> lis
         written.append(page)
     if figures is not None:
         figures.mkdir(exist_ok=True)
-        written += [*write_pictures(analysis, figures), *write_numbers(analysis, figures)]
+        written += write_plot_pictures(analysis_plots(analysis), figures, kinds=("png", "svg"))
+        written += write_numbers(analysis, figures)
     return written

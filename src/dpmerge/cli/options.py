@@ -1,4 +1,4 @@
-"""What the planning verbs have in common: their options, the portfolio they load, files they refuse beforehand."""
+"""What the verbs have in common: their options, the portfolio they load, files they refuse beforehand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dpmerge.errors import InvalidInput, printable
+from dpmerge.errors import CannotWriteError, InvalidInputError, printable
 
 if TYPE_CHECKING:
     from dpmerge.portfolio.portfolio import Portfolio
@@ -25,27 +25,36 @@ PORTFOLIO = Annotated[
 DELTA = Annotated[float, typer.Option(help="The δ of every guarantee.")]
 EVALUATOR = Annotated[
     str | None,
-    typer.Option(metavar="MODULE:FUNCTION", help="Scores merged models; or `linear:FILE.npz` for linear classifiers."),
+    typer.Option(
+        metavar="MODULE:FUNCTION",
+        help="The function that scores a merged model; or `linear:FILE.npz`, the accuracy of a linear classifier on "
+        "that data.",
+    ),
 ]
-CACHE = Annotated[Path | None, typer.Option(help="Keep scores in this file, to go on after an interrupt.")]
+CACHE = Annotated[
+    Path | None, typer.Option(help="Keep scores in this file: the same command goes on from there after an interrupt.")
+]
 JOBS = Annotated[
     int,
     typer.Option(help="Threads that call the evaluator; more than 1 only if it may be called from several at once."),
 ]
 ALLOW = Annotated[
     list[str] | None,
-    typer.Option(help="Average in spite of `different_initial_weights` or `different_frozen_tensors`."),
+    typer.Option(
+        help="Average runs although they have `different_initial_weights` or `different_frozen_tensors`; repeatable."
+    ),
 ]
 LEDGER = Annotated[
     str | None,
     typer.Option(
         metavar="FILE|URL",
         envvar="DPMERGE_LEDGER",
-        help="The ledger: a file, or postgresql://…; default: beside the portfolio.",
+        help="The ledger of releases: a file, or postgresql://…; default: the one beside the portfolio.",
     ),
 ]
 HEADERS_ONLY = Annotated[
-    bool, typer.Option("--headers-only", help="Do not read the weights: faster, but digests are not checked.")
+    bool,
+    typer.Option("--headers-only", help="Read the headers of weight files only: faster, but digests are not checked."),
 ]
 
 
@@ -53,7 +62,7 @@ INSECURE = Annotated[
     bool,
     typer.Option(
         "--insecure-permissions",
-        help="Go on although others may read the private key or the salt, or write the ledger.",
+        help="Go on although other users may read the private key or the salt, or write the ledger.",
     ),
 ]
 
@@ -71,26 +80,22 @@ def require_writable(field: str, file: Path | None) -> None:
     try:
         taken = not file.name or (file.exists() and not file.is_file())
     except OSError as error:
-        raise InvalidInput(field, str(file), "the name of a file", found=f"an error: {error.strerror}") from None
+        raise CannotWriteError.from_os(error, field=field, path=file, accepted="the name of a file") from None
     if taken:
-        raise InvalidInput(field, str(file), "the name of an ordinary file", found="something else of that name")
+        raise InvalidInputError(field, str(file), "the name of an ordinary file", found="something else of that name")
     require_folder(field, file.parent)
 
 
 def require_folder(field: str, folder: Path) -> None:
     if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
-        raise InvalidInput(field, str(folder), "a folder that exists and can be written to")
+        raise InvalidInputError(field, str(folder), "a folder that exists and can be written to")
 
 
 def ledger_place(portfolio: Path | None, ledger: str | None) -> str | Path:
     """The ledger that was named, or the one beside a portfolio."""
-    from dpmerge.releasing.place import LEDGER_NAME
+    from dpmerge.releasing.ledger_location import ledger_of
 
-    if ledger is not None:
-        return ledger
-    if portfolio is None:
-        raise InvalidInput("ledger", None, "a portfolio, or --ledger FILE|URL", found="neither")
-    return (portfolio.parent if portfolio.suffix in (".yaml", ".yml") else portfolio) / LEDGER_NAME
+    return ledger_of(portfolio, ledger)
 
 
 def asked_passphrase(key: Path) -> str:
@@ -98,7 +103,9 @@ def asked_passphrase(key: Path) -> str:
     if (given := os.environ.get(PASSPHRASE)) is not None:
         return given
     if not sys.stdin.isatty():
-        raise InvalidInput("key", str(key), f"its passphrase, in {PASSPHRASE} or at a terminal", found="no passphrase")
+        raise InvalidInputError(
+            "key", str(key), f"its passphrase, in {PASSPHRASE} or at a terminal", found="no passphrase"
+        )
     return _typed_passphrase(key)
 
 
@@ -109,7 +116,7 @@ def _typed_passphrase(key: Path) -> str:
 
 def require_jobs(jobs: int) -> None:
     if jobs < 1:
-        raise InvalidInput("jobs", jobs, "an integer ≥ 1")
+        raise InvalidInputError("jobs", jobs, "an integer ≥ 1")
 
 
 def threads(jobs: int) -> Executor | None:
@@ -130,15 +137,15 @@ def numbers(field: str, text: str | None) -> dict[str, float]:
     """name=number, separated by commas."""
     accepted = "run@step=number, separated by commas"
     if text is None:
-        raise InvalidInput(field, None, accepted, found="nothing")
+        raise InvalidInputError(field, None, accepted, found="nothing")
     found: dict[str, float] = {}
     for part in text.split(","):
         name, _, number = (piece.strip() for piece in part.rpartition("="))
         try:
             value = float(number)
         except ValueError:
-            raise InvalidInput(field, part, accepted) from None
+            raise InvalidInputError(field, part, accepted) from None
         if not name or name in found:
-            raise InvalidInput(field, part, accepted + ", each once")
+            raise InvalidInputError(field, part, accepted + ", each once")
         found[name] = value
     return found

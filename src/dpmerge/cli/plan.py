@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,12 +24,12 @@ from dpmerge.cli.options import (
     to_go_on,
 )
 from dpmerge.cli.terminal import AsJson, one_line_errors, print_json, say, wide_console
-from dpmerge.errors import InvalidInput
+from dpmerge.errors import CannotWriteError, InvalidInputError
 
 if TYPE_CHECKING:
-    from dpmerge.planning.looking import PublicEvaluation
     from dpmerge.planning.objectives import Objective
-    from dpmerge.planning.validation import PrivateValidation
+    from dpmerge.planning.private_selection import PrivateValidation
+    from dpmerge.planning.public_selection import PublicEvaluation
 
 
 def plan(
@@ -57,9 +58,9 @@ def plan(
         str | None, typer.Option(metavar="RUN@STEP=U,…", help="Utilities you state, without having looked.")
     ] = None,
     evaluator: EVALUATOR = None,
-    tuning: Annotated[str, typer.Option(help="`charged`, or `uncharged`: look for free, and say so for ever.")] = (
-        "charged"
-    ),
+    tuning: Annotated[
+        str, typer.Option(help="`charged`, or `uncharged`: looking is not paid for, and the plan says so.")
+    ] = "charged",
     look: Annotated[
         str | None, typer.Option(metavar="RUN@STEP,…", help="The models that may be looked at; default: what fits.")
     ] = None,
@@ -83,6 +84,9 @@ def plan(
     ] = None,
     allow: ALLOW = None,
     headers_only: HEADERS_ONLY = False,
+    suggest: Annotated[
+        bool, typer.Option("--suggest", help="Say what one more run or checkpoint would save; takes a few plans more.")
+    ] = False,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Save the plan as JSON.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -93,13 +97,13 @@ def plan(
     `--objective public_evaluation` or `private_validation` asks for it; then every model that could have been looked at
     is paid for.
 
-    Exit code 1: nothing in this portfolio meets the target; the message says what would be the smallest ε.
+    Exit code 1: nothing in this portfolio meets the target; the message names the smallest ε that something does.
 
     Example: `dpmerge plan examples/mnist --epsilon 0.8 --delta 1e-5`
     """
     with one_line_errors(to_go_on(cache, evaluator, private=objective == "private_validation")):
         from dpmerge.planning.planner import plan as compute
-        from dpmerge.planning.target import Guarantee
+        from dpmerge.terms.guarantee import Guarantee
 
         target = Guarantee(epsilon=epsilon, delta=delta)
         target.require_target()
@@ -130,13 +134,14 @@ def plan(
         document = result.document()
         if output is not None:
             _save(output, document)
+        suggested = result.suggestions() if suggest else None
         if as_json:
-            print_json(document)
+            further = {} if suggested is None else {"suggestions": [asdict(one) for one in suggested]}
+            print_json(document | further)
             return
-        from dpmerge.planning.advice import suggestions
         from dpmerge.planning.plan_table import print_plan
 
-        print_plan(result, suggestions(result), wide_console())
+        print_plan(result, suggested, wide_console())
     if output is not None:
         say("", f"Saved to {output}.")
 
@@ -157,13 +162,13 @@ def _objective(
 ) -> Objective | PublicEvaluation | PrivateValidation:
     """The objective of that name; options that belong to another one are refused, not ignored."""
     from dpmerge.evaluation.evaluators import load_evaluator
-    from dpmerge.planning.looking import PublicEvaluation
     from dpmerge.planning.objectives import OBJECTIVES, Prior
-    from dpmerge.planning.validation import PrivateValidation
+    from dpmerge.planning.private_selection import PrivateValidation
+    from dpmerge.planning.public_selection import PublicEvaluation
 
     names = (*OBJECTIVES, "prior", "public_evaluation", "private_validation")
     if name not in names:
-        raise InvalidInput("objective", name, ", ".join(names))
+        raise InvalidInputError("objective", name, ", ".join(names))
     looking = ("public_evaluation", "private_validation")
     belongs: dict[str, tuple[Any, tuple[str, ...]]] = {
         "--prior": (prior, ("prior",)),
@@ -179,13 +184,13 @@ def _objective(
     }
     for option, (value, owners) in belongs.items():
         if value is not None and name not in owners:
-            raise InvalidInput("objective", name, f"{' or '.join(owners)} where {option} is given")
+            raise InvalidInputError("objective", name, f"{' or '.join(owners)} where {option} is given")
     if name == "prior":
         return Prior(numbers("prior", prior))
     if name not in looking:
         return OBJECTIVES[name]()
     if evaluator is None:
-        raise InvalidInput("evaluator", None, f"module:function, or linear:FILE.npz, for {name}", found="nothing")
+        raise InvalidInputError("evaluator", None, f"module:function, or linear:FILE.npz, for {name}", found="nothing")
     scorer, seen = load_evaluator(evaluator), None if look is None else [part.strip() for part in look.split(",")]
     if name == "public_evaluation":
         return PublicEvaluation(
@@ -197,7 +202,9 @@ def _objective(
             executor=threads(jobs),
         )
     if validation_epsilon is None:
-        raise InvalidInput("validation-epsilon", None, "a finite number > 0 for private_validation", found="nothing")
+        raise InvalidInputError(
+            "validation-epsilon", None, "a finite number > 0 for private_validation", found="nothing"
+        )
     return PrivateValidation(
         evaluator=scorer,
         epsilon=validation_epsilon,
@@ -210,11 +217,11 @@ def _objective(
 
 
 def _save(file: Path, document: dict[str, Any]) -> None:
-    from dpmerge.portfolio.manifest import write_atomically
+    from dpmerge.portfolio.run_files import require_replaceable, write_atomically
 
+    require_replaceable(file, document["schema"])
     try:
         write_atomically(file, (json.dumps(document, indent=2, allow_nan=False) + "\n").encode())
     except OSError as error:
-        raise InvalidInput(
-            "output", str(file), "a file that can be written", found=f"{file} ({error.strerror})"
-        ) from None
+        accepted = "a file that can be written"
+        raise CannotWriteError.from_os(error, field="output", path=file, accepted=accepted) from None

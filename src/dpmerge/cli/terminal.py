@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dpmerge.errors import DeltaOutOfReach, DpmergeError, NoGuarantee, is_charged, printable
+from dpmerge.errors import DeltaOutOfReachError, DpmergeError, NoGuaranteeError, is_charged, printable
 
 if TYPE_CHECKING:
     from dpmerge.console import PlainConsole
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print every figure at full precision as JSON.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, every figure at full precision.")]
 
 NO_GUARANTEE, FAILED, INTERRUPTED, NOBODY_READS = 1, 2, 130, 141
 """Exit codes, beside 0. The last two are what a shell gives for SIGINT and SIGPIPE."""
@@ -52,14 +52,14 @@ def one_line_errors(when_interrupted: str = "") -> Iterator[None]:
         raise typer.Exit(NOBODY_READS) from None
     except DpmergeError as error:
         _complain(f"error: {error}", error)
-        no_such_guarantee = isinstance(error, NoGuarantee) and not isinstance(error, DeltaOutOfReach)
+        no_such_guarantee = isinstance(error, NoGuaranteeError) and not isinstance(error, DeltaOutOfReachError)
         raise typer.Exit(NO_GUARANTEE if no_such_guarantee and not is_charged(error) else FAILED) from None
     except (OSError, ValueError) as error:
         _complain(f"error: {_told(error)}", error)
         raise typer.Exit(FAILED) from None
     except Exception as error:
         if not is_charged(error):
-            raise  # a mistake of ours, for which nothing has left: its traceback says where
+            raise  # a mistake of ours, before anything was released: its traceback says where
         _complain(f"error: {type(error).__name__}: {error}", error)
         raise typer.Exit(FAILED) from None
 

@@ -11,7 +11,7 @@ import typer
 
 from dpmerge.cli.options import INSECURE, LEDGER, PASSPHRASE, require_jobs
 from dpmerge.cli.terminal import AsJson, one_line_errors, print_json, say, wide_console
-from dpmerge.errors import InvalidInput, printable
+from dpmerge.errors import InvalidInputError, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -144,5 +144,5 @@ def _new_passphrase() -> str:
     if (given := os.environ.get(PASSPHRASE)) is not None:
         return given
     if not sys.stdin.isatty():
-        raise InvalidInput("passphrase", None, f"{PASSPHRASE}, or a terminal to ask at", found="neither")
+        raise InvalidInputError("passphrase", None, f"{PASSPHRASE}, or a terminal to ask at", found="neither")
     return str(typer.prompt("Passphrase", hide_input=True, confirmation_prompt=True, err=True))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from dpmerge.privacy.domain import Array
+from dpmerge.accounting.validation import Array
 
 FINEST = 1.01
 """The worst ratio below which no further run is spent: a percent of noise is beyond what any evaluation resolves."""
@@ -30,14 +30,14 @@ _WINDOW = 6.0  # one more run never extends the coverage by more than this facto
 
 
 @dataclass(frozen=True)
-class Reach:
+class ReachableSums:
     """The sums that can be made, ascending, and how: for each run the position of its fraction, −1 for none."""
 
     sums: Array
     choices: npt.NDArray[np.int16]
 
     @classmethod
-    def of(cls, costs: Sequence[float], fractions: Array, top: float) -> Reach:
+    def of(cls, costs: Sequence[float], fractions: Array, top: float) -> ReachableSums:
         """All sums up to `top`; where there are too many, some that lie next to others are left out."""
         reach = cls(np.zeros(1), np.zeros((1, 0), dtype=np.int16))
         for cost in sorted(costs):
@@ -45,7 +45,7 @@ class Reach:
         order = np.argsort(np.argsort(costs, kind="stable"), kind="stable")
         return cls(reach.sums[1:], reach.choices[1:, order])
 
-    def _with(self, cost: float, fractions: Array, top: float) -> Reach:
+    def _with(self, cost: float, fractions: Array, top: float) -> ReachableSums:
         options = np.concatenate([[0.0], cost * fractions])
         sums = np.add.outer(self.sums, options).ravel()
         before = np.repeat(np.arange(len(self.sums)), len(options))
@@ -53,7 +53,7 @@ class Reach:
         kept = np.flatnonzero(sums <= top * (1 + _SLACK))
         kept = kept[np.argsort(sums[kept], kind="stable")]
         kept = kept[_spread(sums[kept])]
-        return Reach(sums[kept], np.column_stack([self.choices[before[kept]], option[kept]]))
+        return ReachableSums(sums[kept], np.column_stack([self.choices[before[kept]], option[kept]]))
 
     def below(self, budget: float) -> int:
         """The position of the largest sum within a budget, −1 if there is none."""

@@ -16,15 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from dpmerge.design.covering import Reach
-from dpmerge.design.noise import MOST_RUNS, SOUGHT, Budgets, Ladder, kept_steps
-from dpmerge.errors import InvalidInput
-from dpmerge.portfolio.recipe import Recipe
-from dpmerge.privacy import domain
-from dpmerge.privacy.combination import LinearCombination, joint_release
-from dpmerge.privacy.exposure import Adjacency, Checkpoint, Exposure
-from dpmerge.privacy.gaussian import largest_mu
-from dpmerge.privacy.mechanisms import DpSgd, StepBlock, enum_member
+from dpmerge.accounting import validation
+from dpmerge.accounting.combination import LinearCombination, joint_release
+from dpmerge.accounting.exposure import Adjacency, Checkpoint, Exposure
+from dpmerge.accounting.gaussian import largest_mu
+from dpmerge.accounting.mechanisms import DpSgd
+from dpmerge.accounting.training_settings import StepBlock, enum_member
+from dpmerge.design.covering import ReachableSums
+from dpmerge.design.noise_ladder import MOST_RUNS, SOUGHT, Budgets, NoiseLadder, kept_steps
+from dpmerge.errors import InvalidInputError
+from dpmerge.terms.checkpoint_reference import CheckpointReference
+from dpmerge.terms.recipe import Recipe
 
 MOST_LEVELS, MOST_STEPS, MOST_CHECKPOINTS = 200, 100_000, 25
 SMALLEST_EPSILON, LARGEST_EPSILON = 1e-6, 1e3
@@ -73,7 +75,7 @@ class Design:
     worst_excess: float
     worst_excess_of_levels: float
     joint_epsilon: float
-    ladder: Ladder
+    ladder: NoiseLadder
     unaveraged_excess: float
     sought: float | None
 
@@ -113,13 +115,22 @@ class Design:
 def parse_range(text: str) -> tuple[float, float]:
     """The two ends of a range of ε written low:high.
 
+    Args:
+        text: Two numbers and a colon.
+
+    Returns:
+        Both numbers.
+
+    Raises:
+        InvalidInputError: Anything else, or a range that is none.
+
     >>> parse_range("0.1:2")
     (0.1, 2.0)
     """
     try:
         low, high = (float(part) for part in text.split(":"))
     except ValueError:
-        raise InvalidInput("range", text, "two numbers low:high, such as 0.1:2") from None
+        raise InvalidInputError("range", text, "two numbers low:high, such as 0.1:2") from None
     return _checked_range(low, high)
 
 
@@ -134,35 +145,55 @@ def design(
     checkpoints: int | None = None,
     adjacency: Adjacency | str = Adjacency.REPLACE_ONE,
 ) -> Design:
-    """The runs to train for targets from ε = low to high at δ.
+    """The runs to train for targets from ε = low to high at δ (docs/design.md; docs/theory.md, "Linear combination").
 
-    `runs`: at most so many (fewer where one percent of excess is reached before); None takes as many as an excess of
-    SOUGHT needs. `checkpoints`: kept of each run, from half of training to its end; None keeps five, or what there is.
+    Args:
+        low: The smallest ε to serve.
+        high: The largest.
+        delta: The δ at which they are met.
+        levels: For how many targets of the range to say what to average.
+        steps: Full-batch steps of every run.
+        runs: At most so many (fewer where one percent of excess is reached before); None takes as many as an excess of
+            SOUGHT needs.
+        checkpoints: Kept of each run, from half of training to its end; None keeps five, or what there is.
+        adjacency: Which datasets are neighbours.
+
+    Returns:
+        The runs, what to average of them for each target, and how that compares with equal runs.
+
+    Raises:
+        InvalidInputError: A range that is none, or numbers that make no design.
 
     >>> best = design(0.1, 2, 1e-5, runs=3, checkpoints=1)
     >>> [run.noise_multiplier for run in best.runs], round(best.worst_excess, 2)
     ([275.1, 116.8, 45.64], 5.55)
     """
     low, high = _checked_range(low, high)
-    delta = domain.delta("delta", delta)
-    levels = domain.integer("levels", levels, least=2, most=MOST_LEVELS)
-    steps = domain.integer("steps", steps, least=1, most=MOST_STEPS)
-    most_kept = min(steps // 2 + 1, MOST_CHECKPOINTS)
-    count = domain.integer("checkpoints", min(5, most_kept) if checkpoints is None else checkpoints, least=1)
-    if count > most_kept:
-        accepted = f"an integer from 1 to {most_kept} for {steps} steps: those before half of training are not kept"
-        raise InvalidInput("checkpoints", checkpoints, accepted)
+    delta = validation.delta("delta", delta)
+    levels = validation.integer("levels", levels, least=2, most=MOST_LEVELS)
+    steps = validation.integer("steps", steps, least=1, most=MOST_STEPS)
+    kept = _checked_count(checkpoints, steps)
     if runs is not None:
-        runs = domain.integer("runs", runs, least=1, most=MOST_RUNS)
+        runs = validation.integer("runs", runs, least=1, most=MOST_RUNS)
     budgets = Budgets(
         bottom=_budget(low, delta),
         top=_budget(high, delta),
         steps=steps,
-        kept=kept_steps(steps, count),
+        kept=kept_steps(steps, kept),
         adjacency=enum_member("adjacency", adjacency, Adjacency),
     )
     targets = _targets(low, high, levels)
     return _designed(budgets, budgets.best_noise(runs), targets, delta, SOUGHT if runs is None else None)
+
+
+def _checked_count(checkpoints: int | None, steps: int) -> int:
+    """How many checkpoints to keep: those before half of training are not."""
+    most = min(steps // 2 + 1, MOST_CHECKPOINTS)
+    count = validation.integer("checkpoints", min(5, most) if checkpoints is None else checkpoints, least=1)
+    if count > most:
+        accepted = f"an integer from 1 to {most} for {steps} steps: those before half of training are not kept"
+        raise InvalidInputError("checkpoints", checkpoints, accepted)
+    return count
 
 
 def _designed(
@@ -206,28 +237,36 @@ def _mechanism(name: str, budgets: Budgets, noise: float) -> DpSgd:
     return DpSgd(blocks=(block,), adjacency=budgets.adjacency, label=name)
 
 
-def _level(target: float, delta: float, kept: Sequence[int], reach: Reach, runs: Sequence[DpSgd]) -> LevelDesign:
+def _level(
+    target: float, delta: float, kept: Sequence[int], reach: ReachableSums, runs: Sequence[DpSgd]
+) -> LevelDesign:
     """The largest sum within the target's budget, averaged with precision weights and accounted for."""
     budget = _budget(target, delta)
-    place = reach.below(budget)
-    chosen = [(run, kept[c]) for run, c in zip(runs, reach.choices[place].tolist(), strict=True) if c >= 0]
+    index = reach.below(budget)
+    chosen = [(run, kept[c]) for run, c in zip(runs, reach.choices[index].tolist(), strict=True) if c >= 0]
     # Signal over variance is s·η / s·(ησC)²: the same for every checkpoint of a run.
     precision = np.array([run.blocks[0].noise_multiplier ** -2.0 for run, _ in chosen])
-    recipe = Recipe.of(zip((f"{run.label}@{step}" for run, step in chosen), precision / precision.sum(), strict=True))
+    recipe = Recipe.of(
+        zip(
+            (str(CheckpointReference(run.label, step)) for run, step in chosen),
+            precision / precision.sum(),
+            strict=True,
+        )
+    )
     average = LinearCombination(checkpoints=[Checkpoint(*pair) for pair in chosen], weights=recipe.weights)
     epsilon = joint_release(average).epsilon(delta)
     assert epsilon is not None
     assert epsilon <= target
     return LevelDesign(
-        target=target, recipe=recipe, epsilon=epsilon, excess=max(1.0, budget / float(reach.sums[place]))
+        target=target, recipe=recipe, epsilon=epsilon, excess=max(1.0, budget / float(reach.sums[index]))
     )
 
 
 def _checked_range(low: float, high: float) -> tuple[float, float]:
     accepted = f"two numbers low < high from {SMALLEST_EPSILON:g} to {LARGEST_EPSILON:g}"
-    low, high = (domain.number("range", end, accepted) for end in (low, high))
+    low, high = (validation.number("range", end, accepted) for end in (low, high))
     if not SMALLEST_EPSILON <= low < high <= LARGEST_EPSILON:
-        raise InvalidInput("range", f"{low:g}:{high:g}", accepted)
+        raise InvalidInputError("range", f"{low:g}:{high:g}", accepted)
     return low, high
 
 
@@ -243,4 +282,4 @@ def _targets(low: float, high: float, levels: int) -> list[float]:
         targets = [low, *(float(f"{target:.{digits}g}") for target in between), high]
         if all(a < b for a, b in pairwise(targets)):
             return targets
-    raise InvalidInput("range", f"{low!r}:{high!r}", f"a range wide enough for {levels} different levels")
+    raise InvalidInputError("range", f"{low!r}:{high!r}", f"a range wide enough for {levels} different levels")

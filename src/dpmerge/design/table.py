@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dpmerge.account.table import shown
+from dpmerge.accounting.rounding import format_up
 from dpmerge.design.design import Design
-from dpmerge.design.noise import MOST_RUNS
+from dpmerge.design.noise_ladder import MOST_RUNS
 
 TOO_NOISY = 2.0
 """The excess from which a design is said not to serve its range."""
@@ -58,7 +58,9 @@ def _runs(design: Design) -> Table:
     most_private = max(run.noise_multiplier for run in design.runs)
     for run in design.runs:
         weight = (most_private / run.noise_multiplier) ** 2
-        table.add_row(run.name, f"{run.noise_multiplier:.10g}", shown(run.mu), shown(run.epsilon), f"{weight:.4g}")
+        table.add_row(
+            run.name, f"{run.noise_multiplier:.10g}", format_up(run.mu), format_up(run.epsilon), f"{weight:.4g}"
+        )
     return table
 
 
@@ -76,7 +78,7 @@ def _levels(design: Design) -> Table:
     table.add_column("average of (run@step), by relative weight")
     for level in design.levels:
         names = Text(", ".join(level.recipe.names))
-        table.add_row(f"{level.target:g}", shown(level.epsilon), percent(level.excess), names)
+        table.add_row(f"{level.target:g}", format_up(level.epsilon), percent(level.excess), names)
     return table
 
 
@@ -103,7 +105,7 @@ def _worth(design: Design) -> str:
 def _together(design: Design) -> str:
     return (
         f"Each row is the cost of one release. Several releases to people who may compare them cost what all the "
-        f"checkpoints in them cost together; everything at once: ε = {shown(design.joint_epsilon)}."
+        f"checkpoints in them cost together; everything at once: ε = {format_up(design.joint_epsilon)}."
     )
 
 

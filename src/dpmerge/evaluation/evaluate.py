@@ -15,24 +15,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
-from dpmerge.errors import DpmergeError, EvaluationFailed, InvalidInput, PortfolioError
+from dpmerge.accounting import validation
+from dpmerge.errors import DpmergeError, EvaluationError, PortfolioError
+from dpmerge.evaluation.evaluation_progress import Progressed, show_progress
 from dpmerge.evaluation.evaluators import BatchEvaluator, Evaluator, identity_of
 from dpmerge.evaluation.merged_model import (
     ModelsOnDisk,
     StoredModel,
-    combined,
     frozen_in_all,
     same_frozen,
-    simulated,
-    tied_in_all,
 )
-from dpmerge.evaluation.progress import Progressed, shown
 from dpmerge.evaluation.score_cache import ScoreCache
+from dpmerge.evaluation.score_recipe import finite_score, listed, naming_recipes, score_one
 from dpmerge.portfolio.portfolio import Portfolio
-from dpmerge.portfolio.recipe import Recipe
-from dpmerge.privacy import domain
+from dpmerge.terms.recipe import Recipe
 
 NOISE_DRAWS = 8
 _TOGETHER, _NOISY_TOGETHER = 512, 8
@@ -62,28 +58,50 @@ def evaluate(
     same weights, recipe and evaluator. An evaluator is recognised in a later session by its attribute `identity`; a
     plain Python callable has none and could be anything tomorrow: its scores are kept in memory only, for that object.
 
-    `progress(done, total)` is called as results arrive; without it a long run shows a bar if there is a terminal.
+    Args:
+        portfolio: where the recipes' checkpoints are.
+        recipes: what is scored; each distinct one once.
+        evaluator: from tensors by name to a number, on public data.
+        executor: where merges are made and scored, such as a `ProcessPoolExecutor`.
+        cache: a file of scores, or a ScoreCache.
+        progress: called as results arrive, with how many are done, and of how many; without it a long run shows a bar
+            if there is a terminal.
+        noise_draws: over how many simulated releases a recipe with release noise is scored.
+
+    Returns:
+        One score a recipe.
+
+    Raises:
+        EvaluationError: the evaluator failed, or gave something else than a finite number; it names the recipe.
+        PortfolioError: a recipe averages runs that must not be averaged.
+        InvalidInputError: another argument is not what it should be.
+
+    Example (not run here, since it needs a portfolio on disk):
+
+        portfolio = Portfolio.load("models/")
+        recipes = [Recipe.of({"a@100": w, "b@100": 1 - w}) for w in (0.25, 0.5, 0.75)]
+        scores = evaluate(portfolio, recipes, load_evaluator("linear:public.npz"), cache="scores.jsonl")
     """
     recipes = list(recipes)
-    noise_draws = domain.integer("noise_draws", noise_draws, least=1)
+    noise_draws = validation.integer("noise_draws", noise_draws, least=1)
     models = _models(portfolio, recipes)
-    with _opened(cache) as scores, shown(progress, "scoring merges") as show:
+    with _opened(cache) as scores, show_progress(progress, "scoring merges") as show:
         identity = identity_of(evaluator)
         name = scores.session_name(evaluator) if identity is None else identity
         keys = [_key(recipe, models, name, noise_draws) for recipe in recipes]
         distinct = dict(zip(keys, recipes, strict=True))
-        book = _Book(scores, identity is not None, show, len(distinct))
+        results = _Results(scores, identity is not None, show, len(distinct))
         missing = {key: recipe for key, recipe in distinct.items() if key not in scores}
-        book.begin(len(distinct) - len(missing))
+        results.begin(len(distinct) - len(missing))
         if isinstance(evaluator, BatchEvaluator) and missing and same_frozen(_used(models, missing.values())):
-            _score_together(models, missing, evaluator, noise_draws, book)
+            _score_together(models, missing, evaluator, noise_draws, results)
         elif executor is not None:
-            _score_in_parallel(models, missing, evaluator, noise_draws, book, executor)
+            _score_in_parallel(models, missing, evaluator, noise_draws, results, executor)
         else:
             for key, recipe in missing.items():
-                with _told([recipe], DpmergeError):
+                with naming_recipes([recipe], DpmergeError):
                     score = score_one(recipe, tuple(models[name] for name in recipe.names), evaluator, noise_draws)
-                book.enter(key, recipe, score)
+                results.enter(key, recipe, score)
         return [scores[key] for key in keys]
 
 
@@ -113,7 +131,7 @@ def _key(recipe: Recipe, models: Mapping[str, StoredModel], evaluator: str, nois
 
 
 @dataclass
-class _Book:
+class _Results:
     """Where results are written down the moment they are known."""
 
     scores: ScoreCache
@@ -139,21 +157,21 @@ def _score_together(
     missing: Mapping[str, Recipe],
     evaluator: BatchEvaluator,
     noise_draws: int,
-    book: _Book,
+    results: _Results,
 ) -> None:
     used = _used(models, missing.values())
     trained = set(used[0].tensors) - frozen_in_all(used)
-    with _told(list(missing.values()), PortfolioError):
+    with naming_recipes(list(missing.values()), PortfolioError):
         scorer = evaluator.prepare(ModelsOnDisk(used), trained=trained, noise_draws=noise_draws)
     for some in _blocks(missing):
         recipes = [recipe for _, recipe in some]
-        with _told(recipes, PortfolioError):
+        with naming_recipes(recipes, PortfolioError):
             found = list(scorer(recipes))
         if len(found) != len(some):
-            raise EvaluationFailed(_listed(recipes), f"{len(found)} scores", f"{len(some)} finite numbers")
+            raise EvaluationError(listed(recipes), f"{len(found)} scores", f"{len(some)} finite numbers")
         for (key, recipe), value in zip(some, found, strict=True):
-            book.enter(key, recipe, _number(recipe, value), quiet=True)
-        book.show(book.done, book.total)
+            results.enter(key, recipe, finite_score(recipe, value), quiet=True)
+        results.show(results.done, results.total)
 
 
 def _blocks(missing: Mapping[str, Recipe]) -> Iterator[list[tuple[str, Recipe]]]:
@@ -169,7 +187,7 @@ def _score_in_parallel(
     missing: Mapping[str, Recipe],
     evaluator: Evaluator,
     noise_draws: int,
-    book: _Book,
+    results: _Results,
     executor: Executor,
 ) -> None:
     waiting: dict[Future[float], str] = {}
@@ -179,66 +197,15 @@ def _score_in_parallel(
             waiting[executor.submit(score_one, recipe, inputs, evaluator, noise_draws)] = key
         for future in as_completed(list(waiting)):
             recipe = missing[waiting[future]]
-            with _told([recipe], DpmergeError):
+            with naming_recipes([recipe], DpmergeError):
                 score = future.result()
-            book.enter(waiting[future], recipe, score)
+            results.enter(waiting[future], recipe, score)
             del waiting[future]
     finally:
         # After an interrupt or a failure: nothing new begins, and what is finished is not lost.
         for future, key in waiting.items():
-            if not future.cancel() and future.done() and future.exception() is None and key not in book.scores:
-                book.enter(key, missing[key], future.result(), quiet=True)
-
-
-def score_one(recipe: Recipe, inputs: Sequence[StoredModel], evaluator: Evaluator, noise_draws: int) -> float:
-    """Merge and score one recipe: what a worker does, in this process or another."""
-    by_name = {model.name: model for model in inputs}
-    first = inputs[0]
-    for model in inputs:
-        if difference := sorted(model.tensors.keys() ^ first.tensors.keys()):
-            raise InvalidInput(f"tensors of {model.name}", difference[0], f"the tensor names of {first.name}")
-    tensors = combined(recipe, first.tensors, frozen_in_all(inputs), lambda name, tensor: by_name[name].read(tensor))
-    found = []
-    for merged in simulated(recipe, tensors, noise_draws, tied_in_all(inputs)):
-        try:
-            value = evaluator(merged)
-        except (Exception, SystemExit) as error:
-            raise EvaluationFailed(str(recipe), f"{type(error).__name__}: {error}") from error
-        found.append(_number(recipe, value))
-    return float(np.mean(found))
-
-
-def _number(recipe: Recipe, value: object) -> float:
-    """A score as a float; scalars of numpy and torch are numbers, arrays with one value are not."""
-    scalar = value.item() if hasattr(value, "item") and getattr(value, "shape", None) == () else value
-    try:
-        number = domain.number("score", scalar)
-    except InvalidInput as error:
-        raise EvaluationFailed(str(recipe), error.found or _described(value)) from None
-    if np.isinf(number):
-        raise EvaluationFailed(str(recipe), _described(value))
-    return number
-
-
-def _described(value: object) -> str:
-    kind = type(value).__name__
-    shape = getattr(value, "shape", ())
-    return f"a {kind} of shape {list(shape)}" if shape else f"{value!r}, a {kind}" if value is not None else "None"
-
-
-@contextmanager
-def _told(recipes: Sequence[Recipe], clear: type[Exception]) -> Iterator[None]:
-    """Errors of an evaluator, or of a pool, as errors that name the recipes concerned; some are `clear` already."""
-    try:
-        yield
-    except clear:
-        raise
-    except (Exception, SystemExit) as error:
-        raise EvaluationFailed(_listed(recipes), f"{type(error).__name__}: {error}") from error
-
-
-def _listed(recipes: Sequence[Recipe]) -> str:
-    return str(recipes[0]) + (f" (or one of {len(recipes) - 1} scored with it)" if len(recipes) > 1 else "")
+            if not future.cancel() and future.done() and future.exception() is None and key not in results.scores:
+                results.enter(key, missing[key], future.result(), quiet=True)
 
 
 @contextmanager

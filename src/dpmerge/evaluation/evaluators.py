@@ -18,11 +18,11 @@ from typing import Any, Protocol, SupportsFloat, runtime_checkable
 
 import numpy as np
 
-from dpmerge.documents import open_regular
-from dpmerge.errors import InvalidInput
+from dpmerge.errors import InvalidInputError
 from dpmerge.evaluation.linear_classifier import LinearClassifier
 from dpmerge.evaluation.merged_model import Tensors
-from dpmerge.portfolio.recipe import Recipe
+from dpmerge.files import open_regular
+from dpmerge.terms.recipe import Recipe
 
 _ACCEPTED = "module:function, or linear:PATH.npz with arrays features and labels"
 
@@ -32,6 +32,12 @@ class Evaluator(Protocol):
 
     An attribute `identity: str` says that two objects that have it alike score alike, whatever session they are in:
     without it scores are not kept in files. It should change with the code, and with the data the evaluator reads.
+
+    Example:
+        >>> def sparsity(tensors):
+        ...     return np.mean([np.mean(tensor == 0) for tensor in tensors.values()])
+        >>> float(sparsity({"weight": np.array([0.0, 1.0])}))
+        0.5
     """
 
     def __call__(self, tensors: Tensors, /) -> SupportsFloat: ...
@@ -91,14 +97,27 @@ def identity_of(evaluator: Evaluator) -> str | None:
 
 
 def load_evaluator(spec: str) -> Evaluator:
-    """The evaluator named on the command line: `module:function`, or `linear:PATH.npz` (see LinearClassifier).
+    """The evaluator named on the command line.
 
     The module is imported as `python -m` would: from the current folder first. The function's identity is its name,
     the digest of its module's source and, where it has one, its own `identity`; data it reads is not covered.
+
+    Args:
+        spec: `module:function`, or `linear:PATH.npz` (see LinearClassifier).
+
+    Returns:
+        The evaluator, which other processes find by the same name.
+
+    Raises:
+        InvalidInputError: no such module, function or file, or data that is not what it should be.
+
+    Example:
+        >>> load_evaluator("statistics:mean")
+        NamedEvaluator('statistics:mean')
     """
     kind, colon, name = spec.partition(":")
     if not colon or not kind or not name:
-        raise InvalidInput("evaluator", spec, _ACCEPTED)
+        raise InvalidInputError("evaluator", spec, _ACCEPTED)
     return _linear(spec, Path(name)) if kind == "linear" else _named(spec, kind, name)
 
 
@@ -108,19 +127,19 @@ def _linear(spec: str, path: Path) -> LinearClassifier:
         with open_regular(path) as file:
             arrays = np.load(file, allow_pickle=False)
             if not isinstance(arrays, np.lib.npyio.NpzFile):
-                raise InvalidInput("evaluator", spec, accepted, found=f"{path}, which is no npz file")
+                raise InvalidInputError("evaluator", spec, accepted, found=f"{path}, which is no npz file")
             if absent := [name for name in ("features", "labels") if name not in arrays]:
                 found = f"{path} with {', '.join(arrays.files) or 'nothing'}, without {absent[0]}"
-                raise InvalidInput("evaluator", spec, accepted, found=found)
+                raise InvalidInputError("evaluator", spec, accepted, found=found)
             return LinearClassifier(arrays["features"], arrays["labels"])
-    except InvalidInput as error:
+    except InvalidInputError as error:
         if error.field == "evaluator":
             raise
         shown = error.found or repr(error.value)
         found = f"{path} with {error.field}: {shown}; wanted: {error.accepted}"
-        raise InvalidInput("evaluator", spec, accepted, found=found) from None
+        raise InvalidInputError("evaluator", spec, accepted, found=found) from None
     except Exception as error:  # a zip archive can be broken in as many ways as the libraries that read it
-        raise InvalidInput("evaluator", spec, accepted, found=f"{path}, {_told(error)}") from None
+        raise InvalidInputError("evaluator", spec, accepted, found=f"{path}, {_told(error)}") from None
 
 
 def _named(spec: str, module_name: str, path: str) -> NamedEvaluator:
@@ -131,14 +150,14 @@ def _named(spec: str, module_name: str, path: str) -> NamedEvaluator:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
         found = f"an error while importing {module_name}: {_told(error)}"
-        raise InvalidInput("evaluator", spec, _ACCEPTED, found=found) from error
+        raise InvalidInputError("evaluator", spec, _ACCEPTED, found=found) from error
     try:
         function: Any = reduce(getattr, path.split("."), module)
     except Exception as error:
-        raise InvalidInput("evaluator", spec, _ACCEPTED, found=_told(error)) from None
+        raise InvalidInputError("evaluator", spec, _ACCEPTED, found=_told(error)) from None
     if not callable(function):
         found = f"{path} of {module_name}, which is a {type(function).__name__} and not callable"
-        raise InvalidInput("evaluator", spec, _ACCEPTED, found=found)
+        raise InvalidInputError("evaluator", spec, _ACCEPTED, found=found)
     # A class has methods of its instances, but calling it makes one.
     batch = isinstance(function, BatchEvaluator) and not isinstance(function, type)
     kind = NamedBatchEvaluator if batch else NamedEvaluator

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpmerge.errors import InvalidInput
+from dpmerge.accounting.validation import Array
+from dpmerge.errors import InvalidInputError
 from dpmerge.evaluation.merged_model import Combined, Tensor, Tensors, combined, simulated
-from dpmerge.portfolio.recipe import Recipe
-from dpmerge.privacy.domain import Array
+from dpmerge.terms.recipe import Recipe
 
 _CHUNK_BYTES = 32_000_000
 _RECIPES_AT_ONCE = 512
@@ -31,10 +31,17 @@ Rows = slice | npt.NDArray[np.intp]
 class LinearClassifier:
     """The share of examples for which argmax(features · weightᵀ + bias) is the label, computed in float64.
 
-    Features are what the model takes, normalised and with any constant appended as in training. Tensor names are free.
+    Args:
+        features: [examples, features], what the model takes, normalised and with any constant appended as in training.
+        labels: [examples], class numbers from 0.
 
-    >>> LinearClassifier(np.array([[0.2, 0.1], [0.3, 0.4]]), np.array([0, 0]))({"w": np.eye(2)})
-    0.5
+    Raises:
+        InvalidInputError: arrays of other shapes or kinds; when called, tensors that are no linear classifier's. How
+            they are called does not matter.
+
+    Example:
+        >>> LinearClassifier(np.array([[0.2, 0.1], [0.3, 0.4]]), np.array([0, 0]))({"w": np.eye(2)})
+        0.5
     """
 
     features: Tensor  # [examples, features]
@@ -45,11 +52,11 @@ class LinearClassifier:
         if features.ndim != 2 or features.dtype.kind != "f" or 0 in features.shape:
             raise _wrong("features", features, "an array [examples, features] of floats")
         if not np.all(np.isfinite(features)):
-            raise InvalidInput("features", None, "finite values only", found="NaN or infinity")
+            raise InvalidInputError("features", None, "finite values only", found="NaN or infinity")
         if labels.shape != features.shape[:1] or labels.dtype.kind not in "iu":
             raise _wrong("labels", labels, f"an array [{len(features)}] of integers, one for each example")
         if labels.min() < 0:
-            raise InvalidInput("labels", int(labels.min()), "integers ≥ 0")
+            raise InvalidInputError("labels", int(labels.min()), "integers ≥ 0")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return LinearClassifier, (self.features, self.labels)
@@ -104,9 +111,11 @@ class LinearClassifier:
             or any(tensor.dtype.kind != "f" for tensor in tensors.values())
         ):
             accepted = f"one [classes, {inputs}] tensor and at most one [classes], of floats"
-            raise InvalidInput("tensors", shapes, accepted)
+            raise InvalidInputError("tensors", shapes, accepted)
         if self.labels.max() >= classes:
-            raise InvalidInput("labels", int(self.labels.max()), f"labels below {classes}, the classes of the model")
+            raise InvalidInputError(
+                "labels", int(self.labels.max()), f"labels below {classes}, the classes of the model"
+            )
         bias = biases[0].astype(np.float64) if biases else np.zeros(classes)
         return weights[0].astype(np.float64), bias
 
@@ -142,7 +151,7 @@ class LinearScorer:
         first = next(iter(models.values()))
         for name, tensors in models.items():
             if _shapes(tensors) != _shapes(first):
-                raise InvalidInput("tensors", _shapes(tensors), f"{_shapes(first)}, as in the others", found=name)
+                raise InvalidInputError("tensors", _shapes(tensors), f"{_shapes(first)}, as in the others", found=name)
         self._frozen = set(first) - set(trained)
         self._sizes = np.array([np.linalg.norm(weight, axis=1).max() for weight, _ in self._layers])
         self._biases = np.array([np.abs(bias).max() for _, bias in self._layers])
@@ -225,5 +234,5 @@ def _shapes(tensors: Tensors) -> dict[str, Any]:
     return {name: (list(tensor.shape), str(tensor.dtype)) for name, tensor in sorted(tensors.items())}
 
 
-def _wrong(field: str, array: Tensor, accepted: str) -> InvalidInput:
-    return InvalidInput(field, None, accepted, found=f"an array {list(array.shape)} of {array.dtype}")
+def _wrong(field: str, array: Tensor, accepted: str) -> InvalidInputError:
+    return InvalidInputError(field, None, accepted, found=f"an array {list(array.shape)} of {array.dtype}")

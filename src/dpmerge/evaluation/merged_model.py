@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpmerge.errors import InvalidInput
+from dpmerge.errors import InvalidInputError
 from dpmerge.portfolio.portfolio import Portfolio
-from dpmerge.portfolio.recipe import Recipe
-from dpmerge.portfolio.tensors import Slot, read_tensor
+from dpmerge.portfolio.tensors import TensorEntry, read_tensor
+from dpmerge.terms.recipe import Recipe
 
 Tensor = npt.NDArray[Any]
 Tensors = Mapping[str, Tensor]
@@ -31,7 +31,7 @@ class StoredModel:
     """A checkpoint as a worker in another process needs it: where its tensors are, not what is in them."""
 
     name: str
-    tensors: Mapping[str, tuple[Path, Slot]]
+    tensors: Mapping[str, tuple[Path, TensorEntry]]
     frozen: Mapping[str, str | None]  # tensors the run did not train, with their digests where contents were read
     digest: str  # of the weights (of the files, where the weights' is unknown), which are frozen and which are tied
     tied: tuple[tuple[str, ...], ...] = ()  # names of one weight, which get one draw of noise
@@ -117,13 +117,15 @@ def _combined(recipe: Recipe, tensor: str, frozen: bool, read: Callable[[str, st
         other = read(name, tensor)
         if (other.shape, other.dtype) != (value.shape, dtype):
             found = f"{_kind(other)} in {name}"
-            raise InvalidInput(f"tensor {tensor}", None, f"{list(value.shape)} of {dtype}, as in {first}", found=found)
+            raise InvalidInputError(
+                f"tensor {tensor}", None, f"{list(value.shape)} of {dtype}, as in {first}", found=found
+            )
         if floats:
             same &= kept is None or other == kept
             value += _times(weight, other.astype(value.dtype, copy=False))
         elif not np.array_equal(value, other):
             accepted = f"integers and booleans that are the same in all models, as in {first}"
-            raise InvalidInput(f"tensor {tensor}", None, accepted, found=f"other values in {name}")
+            raise InvalidInputError(f"tensor {tensor}", None, accepted, found=f"other values in {name}")
     if kept is not None:  # what was not trained stays as it is, and is averaged only where that was allowed
         value = np.where(same, kept, value)
     return Combined(value, dtype, floats and not frozen)

@@ -7,6 +7,7 @@ Refuses: files that are no score cache, which are left as they are, and files wi
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -15,24 +16,39 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from dpmerge.documents import strict_json
-from dpmerge.errors import InvalidInput
-from dpmerge.portfolio.recipe import Recipe
+from dpmerge.errors import CannotWriteError, InvalidInputError
+from dpmerge.terms.documents import strict_json
+from dpmerge.terms.recipe import Recipe
 
 SCHEMA = "dpmerge/scores/v1"
 BANNER = "Analysis, not for release: it shows figures of models that have not been released."
 _HEADER = (json.dumps({"schema": SCHEMA, "banner": BANNER}) + "\n").encode()
 _ACCEPTED = "a file of scores that dpmerge wrote, or the name of a new one"
+_ACCEPTED_FILE = "a file that can be read and written"
 _FIELDS = {"key", "recipe", "score"}
 
 
 class ScoreCache:
-    """Scores by key; with a file, also those of earlier sessions. Close it, or use it as a context."""
+    """Scores by key; with a file, also those of earlier sessions. Close it, or use it as a context.
+
+    Args:
+        path: a file of scores, made if it is not there; without it scores are kept in memory.
+
+    Raises:
+        InvalidInputError: a file that is no score cache, has a broken line, or cannot be read and written.
+
+    Example:
+        >>> with ScoreCache() as scores:
+        ...     scores.store("key", Recipe.of({"a@20": 1.0}), 0.75)
+        ...     scores["key"], "another" in scores
+        (0.75, False)
+    """
 
     def __init__(self, path: str | Path | None = None) -> None:
         self._scores: dict[str, float] = {}
         self._owners: list[object] = []
         self._file: int | None = None
+        self._path = path
         if path is not None:
             self._open(Path(path))
 
@@ -66,12 +82,12 @@ class ScoreCache:
         assert self._file is not None
         try:
             # One write for one line: an interrupt falls before or after it.
-            written, reason = os.write(self._file, line), "no more space"
+            if os.write(self._file, line) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
-            written, reason = 0, str(error.strerror)
-        if written != len(line):
             self.close()  # a line after half a line could not be read again
-            raise InvalidInput("cache", None, "a file that can be written", found=f"an error: {reason}")
+            accepted = "a file that can be written"
+            raise CannotWriteError.from_os(error, field="cache", path=self._path, accepted=accepted) from None
 
     def session_name(self, evaluator: object) -> str:
         """A name for an object that has none of its own, good for as long as this cache is."""
@@ -84,9 +100,10 @@ class ScoreCache:
         try:
             # Not blocking: opened for reading, a named pipe would wait for somebody to write.
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o600)
-        except (OSError, ValueError) as error:
-            found = f"an error: {getattr(error, 'strerror', None) or error}"
-            raise InvalidInput("cache", path, "a file that can be read and written", found=found) from None
+        except OSError as error:
+            raise CannotWriteError.from_os(error, field="cache", path=path, accepted=_ACCEPTED_FILE) from None
+        except ValueError as error:  # a name no file can have
+            raise InvalidInputError("cache", path, _ACCEPTED_FILE, found=f"an error: {error}") from None
         try:
             self._resume(path, file)
         except BaseException:
@@ -96,13 +113,13 @@ class ScoreCache:
 
     def _resume(self, path: Path, file: int) -> None:
         if not stat.S_ISREG(os.fstat(file).st_mode):
-            raise InvalidInput("cache", path, _ACCEPTED, found=f"{path}, which is no ordinary file")
+            raise InvalidInputError("cache", path, _ACCEPTED, found=f"{path}, which is no ordinary file")
         with os.fdopen(os.dup(file), "rb") as reader:
             content = reader.read()
         whole, end, torn = content.rpartition(b"\n")
         lines = whole.split(b"\n") if end else []
         if not lines and not _HEADER.startswith(torn):
-            raise InvalidInput("cache", path, _ACCEPTED, found=f"{path}, which is something else")
+            raise InvalidInputError("cache", path, _ACCEPTED, found=f"{path}, which is something else")
         for number, line in enumerate(lines, start=1):
             _read(path, number, line, self._scores)
         os.fchmod(file, 0o600)
@@ -115,13 +132,13 @@ class ScoreCache:
 def _read(path: Path, number: int, line: bytes, scores: dict[str, float]) -> None:
     try:
         content: Any = strict_json(line, "line")
-    except InvalidInput as error:
+    except InvalidInputError as error:
         raise _broken(path, number, str(error.found)) from None
     if number == 1:
         schema = content.get("schema") if isinstance(content, dict) else None
         if schema != SCHEMA:
             found = f"{path}, which is something else" if schema is None else f"{path} of the schema {schema!r}"
-            raise InvalidInput("cache", path, f"{_ACCEPTED}, of the schema {SCHEMA}", found=found)
+            raise InvalidInputError("cache", path, f"{_ACCEPTED}, of the schema {SCHEMA}", found=found)
         return
     if not isinstance(content, dict) or set(content) != _FIELDS:
         raise _broken(path, number, "no object with key, recipe and score")
@@ -131,6 +148,6 @@ def _read(path: Path, number: int, line: bytes, scores: dict[str, float]) -> Non
     scores[key] = score
 
 
-def _broken(path: Path, number: int, found: str) -> InvalidInput:
+def _broken(path: Path, number: int, found: str) -> InvalidInputError:
     field, accepted = f"{path}, line {number}", "one score; remove the line, or the file, to have it computed again"
-    return InvalidInput(field, None, accepted, found=found)
+    return InvalidInputError(field, None, accepted, found=found)

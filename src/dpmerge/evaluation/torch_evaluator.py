@@ -10,15 +10,12 @@ import threading
 from collections.abc import Callable
 from typing import Any, SupportsFloat
 
-try:
+from dpmerge.evaluation.merged_model import Tensors
+from dpmerge.extras import needs_extra
+
+with needs_extra("torch", by="dpmerge.evaluation.torch_evaluator"):
     import torch
     from torch import nn
-except ImportError as missing:
-    raise ImportError(
-        f"dpmerge.evaluation.torch_evaluator needs {missing.name}: pip install 'dpmerge[torch]'"
-    ) from missing
-
-from dpmerge.evaluation.merged_model import Tensors
 
 
 class ModuleEvaluator:
@@ -47,16 +44,26 @@ class ModuleEvaluator:
 def module_evaluator(
     factory: Callable[[], nn.Module], score: Callable[[nn.Module], SupportsFloat], *, identity: str | None = None
 ) -> ModuleEvaluator:
-    """An evaluator of modules: `factory()` builds one, `score(module)` gives the number, of which more is better.
+    """An evaluator of modules, for a file `mine.py` beside the portfolio, named on the command line `mine:evaluator`.
 
-    In a file `mine.py` beside the portfolio, named on the command line as `mine:evaluator`:
+    A lambda is fine there, since the evaluator travels to other processes by its name. One made in a program and
+    given to a process pool needs functions that pickle finds.
 
-        def accuracy(module):
-            return (module(images).argmax(1) == labels).double().mean()
+    Args:
+        factory: builds a module, into which merged tensors are loaded.
+        score: gives the number, of which more is better.
+        identity: what stands for the evaluator in a file of scores; without it they are kept in memory only.
 
-        evaluator = module_evaluator(lambda: nn.Linear(784, 10), accuracy)
+    Returns:
+        The evaluator.
 
-    The lambda is fine there, since the evaluator travels to other processes by its name. One made in a program and
-    given to a process pool needs functions that pickle finds. With an `identity` its scores can be kept in a file.
+    Example:
+        >>> import numpy as np
+        >>> images, labels = torch.eye(3), torch.arange(3)
+        >>> def accuracy(module):
+        ...     return (module(images).argmax(1) == labels).double().mean().item()
+        >>> evaluator = module_evaluator(lambda: nn.Linear(3, 3, bias=False), accuracy)
+        >>> evaluator({"weight": np.eye(3, dtype=np.float32)})
+        1.0
     """
     return ModuleEvaluator(factory, score, identity)

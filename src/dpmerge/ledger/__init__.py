@@ -1,33 +1,31 @@
-"""The ledger: everything that has left of a data set, what it has cost, and the cap that holds it."""
+"""The ledger: everything released of a data set, what it has cost, and the cap on it."""
 
+from dpmerge.ledger.budget_report import BudgetLeft, BudgetReport, ReleaseLine, RunBudget
 from dpmerge.ledger.caps import Cap
-from dpmerge.ledger.entries import Book, Entry
+from dpmerge.ledger.chain_verification import Verdict
+from dpmerge.ledger.charge import Charge, Output
+from dpmerge.ledger.entries import BudgetScope, Entry
+from dpmerge.ledger.head_checkpoint import check_head_checkpoint, replace_head_checkpoint, update_head_checkpoint
 from dpmerge.ledger.identity import identities, identity_of, noise_mark, noise_marks
 from dpmerge.ledger.ledger import Ledger
-from dpmerge.ledger.request import Charged, ChargeRequest, Output, Place
-from dpmerge.ledger.standing import Left, ReleaseLine, RunStanding, Standing
-from dpmerge.ledger.verification import Verdict
-from dpmerge.ledger.witness import check_witness, replace_witness, update_witness
 
 __all__ = [
-    "Book",
+    "BudgetLeft",
+    "BudgetReport",
+    "BudgetScope",
     "Cap",
-    "ChargeRequest",
-    "Charged",
+    "Charge",
     "Entry",
     "Ledger",
-    "Left",
     "Output",
-    "Place",
     "ReleaseLine",
-    "RunStanding",
-    "Standing",
+    "RunBudget",
     "Verdict",
-    "check_witness",
+    "check_head_checkpoint",
     "identities",
     "identity_of",
     "noise_mark",
     "noise_marks",
-    "replace_witness",
-    "update_witness",
+    "replace_head_checkpoint",
+    "update_head_checkpoint",
 ]

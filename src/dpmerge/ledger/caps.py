@@ -1,8 +1,8 @@
-"""Caps: a promise (ε, δ) on everything that ever leaves of one data set, and the rule that keeps it.
+"""Caps: a promise (ε, δ) on everything ever released of one data set, and the privacy filter that keeps it.
 
-Guarantees: a cap says what its rule needs, and nothing is filled in later: the ceiling with the statements that price
+Guarantees: a cap says what its filter needs, and nothing is filled in later: the ceiling with the statements that price
 it, or the one Rényi order that was fixed beforehand.
-Refuses: a rule's fields given to another rule, an order at which nothing would be left.
+Refuses: a filter's fields given to another filter, an order at which nothing would be left.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from dpmerge.errors import InvalidInput
+from dpmerge.accounting import validation
+from dpmerge.accounting.gaussian import largest_mu
+from dpmerge.accounting.renyi import DEFAULT_ORDERS, renyi_penalty
+from dpmerge.errors import InvalidInputError
 from dpmerge.ledger.identity import identity_of, noise_mark
 from dpmerge.portfolio.manifest import Manifest
-from dpmerge.portfolio.statement import RunStatement
-from dpmerge.privacy import domain
-from dpmerge.privacy.gaussian import largest_mu
-from dpmerge.privacy.renyi import DEFAULT_ORDERS, renyi_penalty
+from dpmerge.terms.run_record import RunRecord
 
 Rule = Literal["ceiling", "gaussian_filter", "renyi_filter"]
 
@@ -30,30 +30,35 @@ MARGIN = 1e-12
 
 @dataclass(frozen=True, kw_only=True)
 class Cap:
-    """(ε, δ) and its rule. For a ceiling: identity → last step, and what those runs and their ancestors state."""
+    """(ε, δ) and its privacy filter (`rule`, its name in the ledger's entries).
+
+    For a ceiling: identity → last step, and what those runs and their ancestors state.
+    """
 
     epsilon: float
     delta: float
     rule: Rule = "ceiling"
     ceiling: Mapping[str, int] = field(default_factory=dict)
-    statements: Mapping[str, RunStatement] = field(default_factory=dict)
+    statements: Mapping[str, RunRecord] = field(default_factory=dict)
     marks: Mapping[str, str | None] = field(default_factory=dict)
     order: float | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "epsilon", domain.non_negative("cap.epsilon", self.epsilon))
-        object.__setattr__(self, "delta", domain.delta("cap.delta", self.delta))
+        object.__setattr__(self, "epsilon", validation.non_negative("cap.epsilon", self.epsilon))
+        object.__setattr__(self, "delta", validation.delta("cap.delta", self.delta))
         if self.rule not in get_args(Rule):
-            raise InvalidInput("cap.rule", self.rule, ", ".join(get_args(Rule)))
+            raise InvalidInputError("cap.privacy_filter", self.rule, ", ".join(get_args(Rule)))
         if (self.rule == "ceiling") != bool(self.ceiling):
-            accepted = "the last step of each run under the rule ceiling, and nothing under another"
-            raise InvalidInput("cap.ceiling", dict(self.ceiling), accepted)
+            accepted = "the last step of each run under the privacy filter ceiling, and nothing under another"
+            raise InvalidInputError("cap.ceiling", dict(self.ceiling), accepted)
         if missing := sorted(set(self.ceiling) - set(self.statements)):
-            raise InvalidInput("cap.statements", missing, "what every run of the ceiling states")
+            raise InvalidInputError("cap.statements", missing, "what every run of the ceiling states")
         if self.order is not None:
             if self.rule != "renyi_filter":
-                raise InvalidInput("cap.order", self.order, "left out, except under the rule renyi_filter")
-            domain.orders("cap.order", [self.order])
+                raise InvalidInputError(
+                    "cap.order", self.order, "left out, except under the privacy filter renyi_filter"
+                )
+            validation.orders("cap.order", [self.order])
         if self.rule == "renyi_filter":
             fixed = best_order(self.epsilon, self.delta) if self.order is None else float(self.order)
             object.__setattr__(self, "order", fixed)
@@ -64,7 +69,7 @@ class Cap:
         """A ceiling over runs of a portfolio: run name → the last step that may ever be looked at."""
         by_name = {manifest.run: manifest for manifest in manifests}
         if unknown := [name for name in steps if name not in by_name]:
-            raise InvalidInput("cap.ceiling", unknown, f"runs of the portfolio: {', '.join(by_name)}")
+            raise InvalidInputError("cap.ceiling", unknown, f"runs of the portfolio: {', '.join(by_name)}")
         by_identity = {identity_of(manifest): manifest for manifest in by_name.values()}
         return cls(
             epsilon=epsilon,
@@ -82,7 +87,7 @@ def renyi_budget(epsilon: float, delta: float, order: float) -> float:
     budget = epsilon - penalty - MARGIN * (epsilon + abs(penalty))
     if not budget > 0:
         accepted = f"an order at which something is left; {best_order(epsilon, delta):g} is the best for a Gaussian"
-        raise InvalidInput("cap.order", order, accepted)
+        raise InvalidInputError("cap.order", order, accepted)
     return budget
 
 

@@ -18,10 +18,10 @@ from typing import Any
 from sqlalchemy import Connection, Engine, NullPool, create_engine, event, insert, inspect, select, text, update
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 
-from dpmerge.errors import LedgerBroken, LedgerError
+from dpmerge.errors import LedgerBrokenError, LedgerError, LedgerUnavailableError
 from dpmerge.ledger.entries import BEFORE_THE_FIRST, Entry, now
 from dpmerge.ledger.migrations import ENTRIES, LEDGER, MIGRATIONS, Migration, migrate, version
-from dpmerge.ledger.places import address
+from dpmerge.ledger.urls import address
 
 PATIENCE = 120.0
 """Seconds to wait for another writer."""
@@ -75,7 +75,7 @@ class Database:
             if found == migrations[-1].number:
                 return
             if found == 0 and not create:
-                raise LedgerError(f"{self.where}: there is no ledger; accepted: the place of one")
+                raise LedgerError(f"{self.where}: there is no ledger; name the place of one")
             if found == 0 and self.is_sqlite and (others := inspect(connection).get_table_names()):
                 raise LedgerError(f"{self.where}: is a database of something else (it has a table {others[0]!r})")
         with self._transaction(writes=True) as connection:
@@ -136,23 +136,24 @@ class Database:
     def _explained(self, error: SQLAlchemyError) -> LedgerError:
         said = " ".join(str(getattr(error, "orig", None) or error).split())[:300]
         if isinstance(error, IntegrityError):
-            return LedgerBroken(f"{self.where}: an entry would fork the chain ({said})")
+            return LedgerBrokenError(f"{self.where}: an entry would fork the chain ({said})")
         if isinstance(error, DBAPIError) and _is_busy(error):
-            return LedgerError(f"{self.where}: another process has it locked for more than {self._patience:g} s")
+            locked = f"another process has it locked for more than {self._patience:g} s; try again when it is done"
+            return LedgerUnavailableError(f"{self.where}: {locked}")
         if "readonly" in said or "read-only" in said:
-            return LedgerError(
+            return LedgerUnavailableError(
                 f"{self.where}: can be read but not written; a release must be charged before it is made"
             )
         if "not a database" in said or "malformed" in said:
             return LedgerError(f"{self.where}: is not a ledger, or its file is damaged ({said})")
-        return LedgerError(f"{self.where}: {said}")
+        return LedgerUnavailableError(f"{self.where}: {said}")
 
 
 def ledger_row(connection: Connection) -> tuple[str, tuple[int, str]]:
     """The ledger's id and its head."""
     rows = connection.execute(select(LEDGER.c.id, LEDGER.c.head_seq, LEDGER.c.head_hash)).all()
     if len(rows) != 1:
-        raise LedgerBroken(f"the ledger says {len(rows)} times what it is; accepted: once")
+        raise LedgerBrokenError(f"the ledger says {len(rows)} times what it is; accepted: once")
     return rows[0][0], (rows[0][1], rows[0][2])
 
 

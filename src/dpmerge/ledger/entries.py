@@ -15,7 +15,8 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, Literal
 
-from dpmerge.errors import InvalidInput
+from dpmerge.errors import InvalidInputError
+from dpmerge.ledger.version_1 import in_snake_case
 
 Kind = Literal["opened", "cap", "release", "sealed", "completed", "abandoned", "adopted", "accepted"]
 KINDS = ("opened", "cap", "release", "sealed", "completed", "abandoned", "adopted", "accepted")
@@ -23,7 +24,7 @@ BEFORE_THE_FIRST = "0" * 64
 
 
 @dataclass(frozen=True)
-class Book:
+class BudgetScope:
     """Whose privacy is counted: one data set, one unit, one adjacency, across all portfolios of it."""
 
     dataset: str
@@ -53,12 +54,24 @@ class Entry:
     book: str
     text: str
 
+    @classmethod
+    def draft(cls, kind: Kind, book: BudgetScope, body: Mapping[str, Any]) -> Entry:
+        """An entry that has no place in a ledger yet."""
+        return cls(seq=0, previous="", hash="", time="", kind=kind, book=book.id, text=canonical(body))
+
     @cached_property
-    def body(self) -> dict[str, Any]:
+    def content(self) -> dict[str, Any]:
+        """The body as it was written."""
         content = json.loads(self.text)
         if not isinstance(content, dict):
             raise ValueError("the body is no JSON object")
         return content
+
+    @cached_property
+    def body(self) -> dict[str, Any]:
+        """The body as it is read, whichever version wrote it."""
+        body: dict[str, Any] = in_snake_case(self.content)
+        return body
 
     def sealed_by(self, ledger: str) -> str:
         """The hash that its columns give."""
@@ -66,11 +79,17 @@ class Entry:
 
     def document(self) -> dict[str, Any]:
         columns = {name: getattr(self, name) for name in ("seq", "previous", "hash", "time", "kind", "book")}
-        return {**columns, "body": self.body}
+        return {**columns, "body": self.content}
 
 
 def following(
-    ledger: str, head: tuple[int, str], *, kind: Kind, book: Book, body: Mapping[str, Any], time: str | None = None
+    ledger: str,
+    head: tuple[int, str],
+    *,
+    kind: Kind,
+    book: BudgetScope,
+    body: Mapping[str, Any],
+    time: str | None = None,
 ) -> Entry:
     """The entry that comes after `head`."""
     seq, previous = head[0] + 1, head[1]
@@ -91,7 +110,7 @@ def canonical(value: Any) -> str:
         text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
         text.encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidInput("body", value, "values that JSON can hold", found=f"something else ({error})") from None
+        raise InvalidInputError("body", value, "values that JSON can hold", found=f"something else ({error})") from None
     return text
 
 

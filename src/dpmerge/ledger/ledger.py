@@ -1,4 +1,4 @@
-"""The ledger: what has left the building, charged before it leaves.
+"""The ledger: every release, charged before it is made.
 
 Guarantees: a release is checked, charged, drawn and committed in one transaction before `charge` returns; two
 processes can never together pass a cap; asking again with the same key gives the same draw.
@@ -10,26 +10,26 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from sqlalchemy import Connection
 
-from dpmerge.errors import InvalidInput, LedgerBroken, LedgerError
-from dpmerge.ledger.capping import adoption_cost, cap_body
+from dpmerge.errors import InvalidInputError, LedgerBrokenError, LedgerError
+from dpmerge.ledger.budget_report import BudgetReport, budget_report
+from dpmerge.ledger.cap_setting import adopted_body, cap_body
 from dpmerge.ledger.caps import Cap
+from dpmerge.ledger.chain_verification import Verdict, verified
+from dpmerge.ledger.charge import Charge, Output
 from dpmerge.ledger.database import PATIENCE, Database, append, entries_after, hash_at, ledger_row
-from dpmerge.ledger.entries import Book, Entry, Kind, canonical, following
-from dpmerge.ledger.request import Charged, ChargeRequest, Output
-from dpmerge.ledger.rules import Proposal, admit
-from dpmerge.ledger.runs import Stated, require_own_book, require_same_runs, require_unlocked_elsewhere
-from dpmerge.ledger.standing import Standing, standing
-from dpmerge.ledger.state import BookState, Release, State, left_by, stated
-from dpmerge.ledger.verification import Verdict, verified
-from dpmerge.planning.terms import Terms
+from dpmerge.ledger.entries import BudgetScope, Entry, Kind, canonical, following
+from dpmerge.ledger.ledger_schema import LEDGER_SCHEMA
+from dpmerge.ledger.privacy_filters import Proposal, admit
+from dpmerge.ledger.run_checks import Stated, require_own_book, require_same_runs, require_unlocked_elsewhere
+from dpmerge.ledger.state import ScopeState, State
 
-SCHEMA = "dpmerge/ledger/v1"
 BANNER = "not for release: it names runs that have not been released"
 _SAME = ("terms", "identities", "final")
 
@@ -75,60 +75,72 @@ class Ledger:
     # Charging
 
     def charge(
-        self, request: ChargeRequest, draw: Callable[[Sequence[int]], int], *, release_id: str | None = None
-    ) -> Charged:
-        """Check, charge, draw and commit. With a `release_id` of one's own the outcome can be asked for by it.
+        self, proposed: Charge, draw: Callable[[Sequence[int]], int], *, release_id: str | None = None
+    ) -> Charge:
+        """Check, charge, draw and commit, in one transaction.
 
         If the connection is lost while committing, ask `release(release_id)` or `by_key`, or charge again with the
         same id or key: what was charged is returned, not charged twice.
+
+        Args:
+            proposed: what is to be released.
+            draw: given the probabilities as whole numbers, the index of a candidate.
+            release_id: an id of one's own, by which the outcome can be asked for.
+
+        Returns:
+            The charge, or the one that was made before with the same id or key.
+
+        Raises:
+            CapExceededError: a cap on this data does not allow it.
+            RunsLockedError: a final release has locked its runs, or it is final and they were released from before.
+            LedgerError: whether it was charged is not known; the message says how to find out.
         """
         release_id = release_id or secrets.token_hex(16)
-        entry: Entry | None = None
+        charged: Charge | None = None
         try:
             with self._lock, self._database.writing() as connection:
-                known, entry = self._charged(connection, request, draw, release_id)
+                state = self._current(connection)
+                known = self._charged_before(state, proposed, release_id)
+                if known is not None:
+                    return replace(known, ledger=self.id, already=True)
+                charged = self._charge(connection, state, proposed, draw, release_id)
         except LedgerError as error:
-            if entry is None:
+            if charged is None:
                 raise
             told = f"whether release {release_id} was charged is not known: ask for it, or ask again with the same key"
             raise LedgerError(f"{error}; {told}") from None
-        return known.charged(self.id, already=entry is None)
+        return charged
 
-    def _charged(
+    def _charge(
         self,
         connection: Connection,
-        request: ChargeRequest,
+        state: State,
+        proposed: Charge,
         draw: Callable[[Sequence[int]], int],
         release_id: str,
-    ) -> tuple[Release, Entry | None]:
-        """The release that was known already, or a new one and its entry."""
-        state = self._current(connection)
-        book = state.books.get(request.book.id) or BookState.of(request.book)
-        if (known := self._known(state, book, request, release_id)) is not None:
-            return known, None
-        body = request.body()
-        runs = list(stated(body))
-        require_own_book(state, request.book, runs)
+    ) -> Charge:
+        scope, runs = proposed.scope, list(proposed.runs)
+        book = state.books.get(scope.id) or ScopeState.of(scope)
+        require_own_book(state, scope, runs)
         require_same_runs(book, runs)
-        proposal = Proposal(request.terms, left_by(body), request.final)
-        require_unlocked_elsewhere(state, request.book, proposal.exposures, final=request.final)
+        proposal = Proposal(proposed.terms, proposed.exposures, proposed.final)
+        require_unlocked_elsewhere(state, scope, proposal.exposures, final=proposed.final)
         admitted = admit(book.considering(runs), proposal)
-        body |= {"release": release_id, "counted": admitted.counted, "cost": admitted.cost}
-        body["index"] = _drawn(draw, request.terms.units)
-        entry = self._append(connection, state, request.book, "release", body)
-        return Release(entry, (), draw_number=book.next_draw(body)), entry
+        body = {**proposed.body, "release": release_id, "counted": admitted.counted, "cost": admitted.cost}
+        body["index"] = _drawn(draw, proposed.terms.units)
+        entry = self._append(connection, state, scope, "release", body)
+        return replace(book.charged(entry), ledger=self.id)
 
-    def _known(self, state: State, book: BookState, request: ChargeRequest, release_id: str) -> Release | None:
+    def _charged_before(self, state: State, proposed: Charge, release_id: str) -> Charge | None:
+        """What was charged with the same id or key; refused if that was something else."""
+        book = state.books.get(proposed.scope.id)
         by_id = state.find(release_id)
-        by_key = None if request.key is None else book.keys.get(request.key)
-        found = by_id or (None if by_key is None else book.releases[by_key])
-        if found is None:
-            return None
-        asked, before = request.body(), found.entry.body
-        if differing := [name for name in _SAME if canonical(asked[name]) != canonical(before[name])]:
-            field, value = ("request-key", request.key) if by_id is None else ("release", release_id)
+        by_key = None if proposed.key is None or book is None else book.keys.get(proposed.key)
+        found = by_id or (None if by_key is None or book is None else book.releases[by_key])
+        if found is not None and (differing := _differing(proposed, found)) is not None:
+            field, value = ("request-key", proposed.key) if by_id is None else ("release", release_id)
             accepted = "another one for another release; this one was used before"
-            raise InvalidInput(field, value, accepted, found=f"{value!r} with other {differing[0]}")
+            raise InvalidInputError(field, value, accepted, found=f"{value!r} with other {differing}")
         return found
 
     def seal(self, release_id: str, *, files: Mapping[str, str], certificate: str, where: str) -> None:
@@ -149,13 +161,8 @@ class Ledger:
             if release.status != "pending" or (release.output is not None and release.output != output):
                 accepted = "a pending release, or the same output again"
                 found = f"{release_id}, which is {'sealed' if release.status == 'pending' else release.status}"
-                raise InvalidInput("release", release_id, accepted, found=found)
-            body = {
-                "release": release_id,
-                "files": dict(output.files),
-                "certificate": output.certificate,
-                "where": output.where,
-            }
+                raise InvalidInputError("release", release_id, accepted, found=found)
+            body = {"release": release_id, **_written(output)}
             self._append(connection, state, state.releases[release_id].book, kind, body)
 
     def abandon(self, release_id: str, reason: str) -> None:
@@ -167,109 +174,104 @@ class Ledger:
                 return
             if release.status != "pending":
                 found = f"{release_id}, which is {release.status}"
-                raise InvalidInput("release", release_id, "a pending release", found=found)
+                raise InvalidInputError("release", release_id, "a pending release", found=found)
             body = {"release": release_id, "reason": reason}
             self._append(connection, state, state.releases[release_id].book, "abandoned", body)
 
     def adopt(
         self,
         release_id: str,
+        proposed: Charge,
         *,
-        terms: Terms,
-        final: bool,
-        identities: Mapping[str, str],
-        marks: Mapping[str, str | None],
-        index: int | None,
+        output: Output,
         entry: tuple[int, str],
-        files: Mapping[str, str],
-        certificate: str,
+        index: int | None,
         signed_by: str | None,
         held: Iterable[Stated] = (),
-        where: str = "",
     ) -> None:
-        """Count a release whose output proves that it has left, after entries were lost. It is counted even if it
-        passes the cap or breaks a lock; without an index every candidate counts as released.
+        """Count a release whose output proves that it was published, after entries were lost.
 
-        `signed_by` is the key whose owner vouches for the terms. Without one a certificate may be anybody's, and name a
-        cheap run for a costly one that has left: what counts is the joint release of all that is `held` (the runs of
-        the portfolio) and of every run of the book, each to its last step.
+        It is counted even if it passes the cap or breaks a lock.
+
+        Args:
+            release_id: as its certificate names it.
+            proposed: its terms, as its certificate states them.
+            output: what was published, and where.
+            entry: number and hash of the entry that was lost.
+            index: the candidate that was drawn; None: nobody knows, and every candidate counts as released.
+            signed_by: the key whose owner vouches for the terms. Without one a certificate may be anybody's, and name a
+                cheap run for a costly one: what counts is the joint release of all that is `held` and of every run of
+                the scope, each to its last step.
+            held: the runs of the portfolio.
+
+        Raises:
+            LedgerBrokenError: the ledger has this release with other terms.
         """
-        request = ChargeRequest(terms=terms, identities=identities, marks=marks, final=final, key=None, details={})
-        if index is not None and not 0 <= index < len(terms.candidates):
-            raise InvalidInput("index", index, f"an integer from 0 to {len(terms.candidates) - 1}, or None")
-        body = request.body()
+        count = len(proposed.terms.candidates)
+        if index is not None and not 0 <= index < count:
+            raise InvalidInputError("index", index, f"an integer from 0 to {count - 1}, or None")
         with self._lock, self._database.writing() as connection:
             state = self._current(connection)
-            known = state.find(release_id)
-            if known is not None:
-                if any(canonical(body[name]) != canonical(known.entry.body[name]) for name in _SAME):
-                    raise LedgerBroken(f"release {release_id} is in the ledger with other terms than its certificate's")
+            if (known := state.find(release_id)) is not None:
+                if _differing(proposed, known) is not None:
+                    raise LedgerBrokenError(
+                        f"release {release_id} is in the ledger with other terms than its certificate's"
+                    )
                 return
-            book = state.books.get(request.book.id) or BookState.of(request.book)
-            runs = list(stated(body)) + ([] if signed_by is not None else list(held))
-            require_own_book(state, request.book, runs)
+            scope = proposed.scope
+            book = state.books.get(scope.id) or ScopeState.of(scope)
+            runs = list(proposed.runs) + ([] if signed_by is not None else list(held))
+            require_own_book(state, scope, runs)
             require_same_runs(book, runs)
+            body = {**proposed.body, "release": release_id, "entry": list(entry), **_written(output)}
             if signed_by is not None:
-                body["signedBy"] = signed_by
+                body |= {"index": index, "signed_by": signed_by}
             else:
-                index, body["everything"] = None, book.considering(runs).everything()
-            proposal = Proposal(terms, left_by(body), final)
-            by_theorem = proposal.bounds is not None and index is not None
-            body |= {
-                "release": release_id,
-                "index": index,
-                "counted": "theorem" if by_theorem else "joint",
-                "cost": 0.0,
-            }
-            body |= {"entry": list(entry), "files": dict(files), "certificate": certificate, "where": where}
-            if book.cap is not None:
-                draft = following(self.id, state.head, kind="adopted", book=request.book, body=body)
-                release = Release(draft, tuple(map(dict, proposal.exposures)))
-                body["cost"] = adoption_cost(book, release)
-            self._append(connection, state, request.book, "adopted", body)
+                body |= {"index": None, "everything": book.considering(runs).everything()}
+            self._append(connection, state, scope, "adopted", adopted_body(book, body))
 
-    def accept(self, book: Book, why: str) -> None:
+    def accept(self, book: BudgetScope, why: str) -> None:
         """Note that somebody vouches for this ledger being whole, although it was known to lack entries."""
         with self._lock, self._database.writing() as connection:
             state = self._current(connection)
             self._append(connection, state, book, "accepted", {"why": why})
 
-    def set_cap(self, book: Book, cap: Cap) -> None:
+    def set_cap(self, book: BudgetScope, cap: Cap) -> None:
         """Promise that everything that ever leaves of this book keeps within (ε, δ)."""
         with self._lock, self._database.writing() as connection:
             state = self._current(connection)
-            found = state.books.get(book.id) or BookState.of(book)
+            found = state.books.get(book.id) or ScopeState.of(book)
             require_own_book(state, book, [])
             body = cap_body(found, cap)
             self._append(connection, state, book, "cap", body)
 
     # Asking
 
-    def release(self, release_id: str) -> Charged | None:
+    def release(self, release_id: str) -> Charge | None:
         found = self._read().find(release_id)
-        return None if found is None else found.charged(self.id)
+        return None if found is None else replace(found, ledger=self.id)
 
-    def by_key(self, book: Book, key: str) -> Charged | None:
+    def by_key(self, book: BudgetScope, key: str) -> Charge | None:
         state = self._read().books.get(book.id)
         if state is None or key not in state.keys:
             return None
-        return state.releases[state.keys[key]].charged(self.id)
+        return replace(state.releases[state.keys[key]], ledger=self.id)
 
-    def pending(self) -> list[Charged]:
-        return [release.charged(self.id) for release in self._read().pending()]
+    def pending(self) -> list[Charge]:
+        return [replace(charge, ledger=self.id) for charge in self._read().pending()]
 
-    def books(self) -> list[Book]:
+    def books(self) -> list[BudgetScope]:
         return [state.book for state in self._read().books.values()]
 
-    def standing(self, book: Book, delta: float) -> Standing:
-        """What has left of a book, what it has cost and what is left under its cap."""
+    def budget_report(self, book: BudgetScope, delta: float) -> BudgetReport:
+        """What was released in a scope, what it has cost and what is left under its cap."""
         state = self._read()
         others = [other.book for other in state.books.values() if other.book != book]
-        found = state.books.get(book.id) or BookState.of(book)
-        return standing(found, delta, others)
+        found = state.books.get(book.id) or ScopeState.of(book)
+        return budget_report(found, delta, others)
 
-    def is_capped(self, book: Book) -> bool:
-        """Whether something was promised about everything that ever leaves of a book."""
+    def is_capped(self, book: BudgetScope) -> bool:
+        """Whether something was promised about everything that is ever released in a scope."""
         state = self._read().books.get(book.id)
         return state is not None and state.cap is not None
 
@@ -299,7 +301,7 @@ class Ledger:
             ledger, head = ledger_row(connection)
             entries = [entry.document() for entry in entries_after(connection, 0)]
         return {
-            "schema": SCHEMA,
+            "schema": LEDGER_SCHEMA,
             "banner": BANNER,
             "ledger": ledger,
             "head": {"seq": head[0], "hash": head[1]},
@@ -316,7 +318,7 @@ class Ledger:
         ledger, head = ledger_row(connection)
         seq, digest = self._state.head
         if ledger != self.id or (seq > 0 and hash_at(connection, seq) != digest):
-            raise LedgerBroken(f"{self.where}: entry {seq}, which was there before, is gone or changed")
+            raise LedgerBrokenError(f"{self.where}: entry {seq}, which was there before, is gone or changed")
         try:
             for entry in entries_after(connection, seq):
                 self._state.apply(entry)
@@ -326,10 +328,14 @@ class Ledger:
         if self._state.head != head:
             missing = self._state.head[0] + 1
             self._state = State(self.id)
-            raise LedgerBroken(f"{self.where}: entry {missing} is missing; the ledger says that its last is {head[0]}")
+            raise LedgerBrokenError(
+                f"{self.where}: entry {missing} is missing; the ledger says that its last is {head[0]}"
+            )
         return self._state
 
-    def _append(self, connection: Connection, state: State, book: Book, kind: Kind, body: Mapping[str, Any]) -> Entry:
+    def _append(
+        self, connection: Connection, state: State, book: BudgetScope, kind: Kind, body: Mapping[str, Any]
+    ) -> Entry:
         """The entry, after one that opens its book if that is new. The state catches up once they are committed."""
         entries: list[Entry] = []
         if book.id not in state.books:
@@ -340,11 +346,20 @@ class Ledger:
         return entries[-1]
 
 
-def _required(state: State, release_id: str) -> Release:
+def _required(state: State, release_id: str) -> Charge:
     release = state.find(release_id)
     if release is None:
-        raise InvalidInput("release", release_id, "the id of a release in this ledger")
+        raise InvalidInputError("release", release_id, "the id of a release in this ledger")
     return release
+
+
+def _differing(proposed: Charge, charged: Charge) -> str | None:
+    """In what a proposed charge is not the one that was made."""
+    return next((name for name in _SAME if canonical(proposed.body[name]) != canonical(charged.body[name])), None)
+
+
+def _written(output: Output) -> dict[str, Any]:
+    return {"files": dict(output.files), "certificate": output.certificate, "where": output.where}
 
 
 def _drawn(draw: Callable[[Sequence[int]], int], units: Sequence[int]) -> int:

@@ -17,15 +17,17 @@ from typing import Any
 
 import numpy as np
 
-from dpmerge.documents import read_bytes, strict_json
-from dpmerge.errors import BadCheckpoint, InvalidInput, TensorMismatch
+from dpmerge.errors import CheckpointError, InvalidInputError, TensorMismatchError
+from dpmerge.files import read_bytes
 from dpmerge.merging.arithmetic import FLOATS, Bytes, Scratch, all_finite
-from dpmerge.merging.donor_files import ADAPTER_CONFIG, small_file
+from dpmerge.merging.checkpoint_input import require_digest, require_known
+from dpmerge.merging.config_files import ADAPTER_CONFIG, small_file
 from dpmerge.merging.layout import file_names, output_file
-from dpmerge.merging.sources import header_within, require_digest, require_known
+from dpmerge.merging.weight_files import header_within
 from dpmerge.merging.writing import WrittenFile, write_small
-from dpmerge.portfolio.runs import Run, SavedCheckpoint
-from dpmerge.portfolio.tensors import SIZES, Slot
+from dpmerge.portfolio.recorded_runs import Run, SavedCheckpoint
+from dpmerge.portfolio.tensors import SIZES, TensorEntry
+from dpmerge.terms.documents import strict_json
 
 Located = Sequence[tuple[Run, SavedCheckpoint, float]]
 
@@ -64,12 +66,12 @@ class AdapterConfig:
         content = strict_json(read_bytes(file), str(file))
         if not isinstance(content, dict) or content.get("peft_type") != "LORA":
             found = content.get("peft_type") if isinstance(content, dict) else content
-            raise InvalidInput(f"{file}: peft_type", found, '"LORA"')
+            raise InvalidInputError(f"{file}: peft_type", found, '"LORA"')
         rank, alpha = content.get("r"), content.get("lora_alpha")
         if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
-            raise InvalidInput(f"{file}: r", rank, "an integer ≥ 1")
+            raise InvalidInputError(f"{file}: r", rank, "an integer ≥ 1")
         if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not 0 < alpha < math.inf:
-            raise InvalidInput(f"{file}: lora_alpha", alpha, "a positive number")
+            raise InvalidInputError(f"{file}: lora_alpha", alpha, "a positive number")
         return cls(file=file, content=content, rank=rank, alpha=float(alpha))
 
 
@@ -80,7 +82,7 @@ def require_one_scaling(parts: Located) -> None:
     for config in configs[1:]:
         if config.scaling != configs[0].scaling:
             accepted = f"the scaling {configs[0].scaling:g} of {configs[0].file}, or concatenated adapters"
-            raise InvalidInput(f"{config.file}: lora_alpha", config.alpha, accepted)
+            raise InvalidInputError(f"{config.file}: lora_alpha", config.alpha, accepted)
 
 
 def concatenate(parts: Located, folder: Path, *, donor: SavedCheckpoint) -> tuple[WrittenFile, ...]:
@@ -100,7 +102,7 @@ def concatenate(parts: Located, folder: Path, *, donor: SavedCheckpoint) -> tupl
         stored = _concatenated(name, models, factors)
         rows, columns = slot.shape
         shape = (merged["r"], columns) if name.endswith(_A) else (rows, merged["r"])
-        slots.append(Slot(name, slot.dtype, shape, 0, stored.nbytes))
+        slots.append(TensorEntry(name, slot.dtype, shape, 0, stored.nbytes))
         pieces.append(stored.tobytes())
     metadata = models[[checkpoint for _, checkpoint, _ in parts].index(donor)].metadata
     file = output_file(file_names(donor.files)[0], slots, for_pytorch=metadata.get("format") == "pt")
@@ -118,7 +120,7 @@ class _Adapter:
         self.checkpoint, self.config = checkpoint, config
         if len(checkpoint.files) != 1:
             accepted = "an adapter in one file, to be concatenated"
-            raise InvalidInput(f"files of {checkpoint.name}", None, accepted, found=f"{len(checkpoint.files)}")
+            raise InvalidInputError(f"files of {checkpoint.name}", None, accepted, found=f"{len(checkpoint.files)}")
         path = checkpoint.files[0]
         content = read_bytes(path, LARGEST_ADAPTER, "a readable safetensors file")
         require_digest(checkpoint, path, hashlib.sha256(content).hexdigest())
@@ -129,26 +131,26 @@ class _Adapter:
         for name, (_, slot) in checkpoint.tensors.items():
             self._require_low_rank(name, slot)
             if not all_finite(slot.dtype, self.stored(name)):
-                raise BadCheckpoint(path, name, None, "finite values only", found="NaN or infinity")
+                raise CheckpointError(path, name, None, "finite values only", found="NaN or infinity")
 
     def stored(self, name: str) -> Bytes:
         """A copy, since a file's tensors need not lie where their dtype could be read."""
         slot = self.checkpoint.tensors[name][1]
         return self._content[slot.start : slot.end].copy()
 
-    def _require_low_rank(self, name: str, slot: Slot) -> None:
+    def _require_low_rank(self, name: str, slot: TensorEntry) -> None:
         rank = slot.shape[0 if name.endswith(_A) else -1] if len(slot.shape) == 2 else None
         if not name.endswith((_A, _B)) or slot.dtype not in FLOATS or rank != self.config.rank:
             accepted = f"matrices lora_A and lora_B of rank {self.config.rank}, in floats"
             found = f"{list(slot.shape)} of {slot.dtype}"
-            raise TensorMismatch(self.checkpoint.files[0], name, None, accepted, found=found)
+            raise TensorMismatchError(self.checkpoint.files[0], name, None, accepted, found=found)
 
 
 def _config(run: Run, checkpoint: SavedCheckpoint) -> AdapterConfig:
     file = small_file(run, checkpoint, ADAPTER_CONFIG)
     if file is None:
         accepted = f"an {ADAPTER_CONFIG} beside the weights, which adapters to be concatenated need"
-        raise InvalidInput(f"{checkpoint.files[0].parent}", None, accepted, found="none")
+        raise InvalidInputError(f"{checkpoint.files[0].parent}", None, accepted, found="none")
     return AdapterConfig.read(file)
 
 
@@ -164,17 +166,17 @@ def _scaling(alpha: float, rank: int, rank_stabilised: bool) -> float:
 def _require_plain(config: AdapterConfig, first: AdapterConfig) -> None:
     content = config.content
     if content.get("bias", "none") != "none":
-        raise InvalidInput(f"{config.file}: bias", content["bias"], '"none", to be concatenated')
+        raise InvalidInputError(f"{config.file}: bias", content["bias"], '"none", to be concatenated')
     for field in _ABSENT:
         if content.get(field):
-            raise InvalidInput(f"{config.file}: {field}", content[field], "nothing there, to be concatenated")
+            raise InvalidInputError(f"{config.file}: {field}", content[field], "nothing there, to be concatenated")
     if (start := content.get("init_lora_weights", True)) not in _ORDINARY_STARTS:
         accepted = "a start that leaves the base model as it is, to be concatenated"
-        raise InvalidInput(f"{config.file}: init_lora_weights", start, accepted)
+        raise InvalidInputError(f"{config.file}: init_lora_weights", start, accepted)
     for field in _SHARED:
         if _unordered(content.get(field)) != _unordered(first.content.get(field)):
             accepted = f"{first.content.get(field)!r}, as in {first.file}"
-            raise InvalidInput(f"{config.file}: {field}", content.get(field), accepted)
+            raise InvalidInputError(f"{config.file}: {field}", content.get(field), accepted)
 
 
 def _unordered(value: Any) -> Any:
@@ -201,7 +203,7 @@ def _require_same_modules(first: _Adapter, other: _Adapter) -> None:
         if kinds[0] != kinds[1]:
             accepted = f"the modules of {first.checkpoint.name}, their sizes and dtypes"
             found = f"another {name!r}, or none"
-            raise TensorMismatch(other.checkpoint.files[0], name, None, accepted, found=found)
+            raise TensorMismatchError(other.checkpoint.files[0], name, None, accepted, found=found)
 
 
 def _concatenated(name: str, models: Sequence[_Adapter], factors: Sequence[float]) -> Bytes:
@@ -215,7 +217,7 @@ def _concatenated(name: str, models: Sequence[_Adapter], factors: Sequence[float
     return np.concatenate(columns, axis=1)
 
 
-def _scaled(model: _Adapter, name: str, slot: Slot, factor: float) -> Bytes:
+def _scaled(model: _Adapter, name: str, slot: TensorEntry, factor: float) -> Bytes:
     stored = model.stored(name)
     words = np.zeros(-(-stored.size // 8) * 8, np.uint8)
     words[: stored.size] = stored
@@ -224,5 +226,7 @@ def _scaled(model: _Adapter, name: str, slot: Slot, factor: float) -> Bytes:
         fits = Scratch(words.size).combine(slot.dtype, [words], [factor], out, None)
     if not fits:
         accepted = f"a concatenation whose values fit into {slot.dtype}"
-        raise InvalidInput(f"tensor {name}", None, accepted, found=f"one that overflows in {model.checkpoint.name}")
+        raise InvalidInputError(
+            f"tensor {name}", None, accepted, found=f"one that overflows in {model.checkpoint.name}"
+        )
     return out[: stored.size]

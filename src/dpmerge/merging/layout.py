@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpmerge.portfolio.runs import SavedCheckpoint, is_weights
-from dpmerge.portfolio.tensors import SIZES, Slot
+from dpmerge.portfolio.recorded_runs import SavedCheckpoint, is_weights
+from dpmerge.portfolio.tensors import TensorEntry
 
 ADAPTER_FILE = "adapter_model.safetensors"
 MODEL_FILE = "model.safetensors"
@@ -29,7 +29,7 @@ class OutputFile:
 
     name: str
     header: bytes  # the eight bytes of its length included
-    slots: tuple[Slot, ...]
+    slots: tuple[TensorEntry, ...]
 
     @property
     def size(self) -> int:
@@ -47,7 +47,7 @@ class Layout:
 def layout_like(donor: SavedCheckpoint, metadata: Mapping[Path, Mapping[str, str]]) -> Layout:
     """The layout of a checkpoint, given what metadata its files have."""
     paths = [path for path in donor.files if is_weights(path)]
-    slots: dict[Path, list[Slot]] = {path: [] for path in paths}
+    slots: dict[Path, list[TensorEntry]] = {path: [] for path in paths}
     for path, slot in donor.tensors.values():
         slots[path].append(slot)
     names = file_names(paths)
@@ -70,7 +70,7 @@ def file_names(paths: Sequence[Path]) -> list[str]:
     return [f"model-{place + 1:05}-of-{len(paths):05}.safetensors" for place in range(len(paths))]
 
 
-def output_file(name: str, tensors: Sequence[Slot], *, for_pytorch: bool) -> OutputFile:
+def output_file(name: str, tensors: Sequence[TensorEntry], *, for_pytorch: bool) -> OutputFile:
     """A file of these tensors in this order, whatever places they had before."""
     entries: dict[str, Any] = {"__metadata__": PLAIN_METADATA} if for_pytorch else {}
     offsets = [0]
@@ -82,7 +82,7 @@ def output_file(name: str, tensors: Sequence[Slot], *, for_pytorch: bool) -> Out
     text += b" " * (-len(text) % 8)
     header = len(text).to_bytes(8, "little") + text
     moved = [
-        Slot(slot.name, slot.dtype, slot.shape, len(header) + start, len(header) + start + slot.end - slot.start)
+        TensorEntry(slot.name, slot.dtype, slot.shape, len(header) + start, len(header) + start + slot.end - slot.start)
         for slot, start in zip(tensors, offsets, strict=False)
     ]
     return OutputFile(name=name, header=header, slots=tuple(moved))
@@ -100,8 +100,3 @@ def index_of(files: Sequence[OutputFile]) -> tuple[str, bytes] | None:
     }
     text = json.dumps(content, sort_keys=True, indent=2) + "\n"
     return f"{match[1]}.safetensors.index.json", text.encode()
-
-
-def values_in(slot: Slot) -> int:
-    """How many values a tensor has."""
-    return (slot.end - slot.start) // SIZES[slot.dtype]

@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from dpmerge.errors import InvalidInput
+from dpmerge.errors import InvalidInputError
 from dpmerge.merging.adapters import concatenate, require_one_scaling
-from dpmerge.merging.copies import copy
-from dpmerge.merging.donor_files import ADAPTER_CONFIG, copy_small_files
+from dpmerge.merging.byte_progress import Progressed
+from dpmerge.merging.config_files import ADAPTER_CONFIG, copy_small_files
+from dpmerge.merging.copy_checkpoint import copy
 from dpmerge.merging.engine import merge
-from dpmerge.merging.progress import Progressed
-from dpmerge.merging.ties import require_ties, stated_ties
+from dpmerge.merging.tied_tensors import require_ties, stated_ties
 from dpmerge.merging.writing import WrittenFile
 from dpmerge.portfolio.portfolio import Portfolio
-from dpmerge.portfolio.recipe import Recipe
-from dpmerge.portfolio.runs import Run, SavedCheckpoint
+from dpmerge.portfolio.recorded_runs import Run, SavedCheckpoint
+from dpmerge.terms.recipe import Recipe
 
 Adapters = Literal["as_trained", "concatenated"]
 
@@ -47,9 +47,35 @@ def build(
     progress: Progressed | None = None,
     adapters: Adapters = "as_trained",
 ) -> Built:
-    """Write the model of a recipe into a folder that exists and is empty, such as a staged one."""
+    """Write the model of a recipe into a folder that exists and is empty, such as a staged one.
+
+    Args:
+        portfolio: where the recipe's checkpoints are.
+        recipe: which checkpoints, which weights, how much release noise.
+        folder: where the model goes.
+        donor: the run whose names, shards and small files the model has; by default the one that weighs most.
+        jobs: how many threads.
+        progress: called with how many bytes are done, and of how many.
+        adapters: LoRA adapters averaged `as_trained`, or `concatenated` exactly, at a higher rank.
+
+    Returns:
+        The files that were written, the donor, and the small files beside the donor that were not copied.
+
+    Raises:
+        PortfolioError: the runs may not be averaged.
+        CheckpointError: a file is not what was recorded.
+        TensorMismatchError: tensors do not fit together, or have names that nobody told of.
+        CannotWriteError: the disk is full or cannot be written to.
+        InvalidInputError: a donor that is not in the recipe, or release noise on concatenated adapters.
+
+    Example (not run here, since it writes a model):
+
+        with StagedFolder("merged") as staged:
+            build(portfolio, Recipe.of({"a@100": 0.5, "b@100": 0.5}), staged.path)
+            staged.publish()
+    """
     if adapters not in get_args(Adapters):
-        raise InvalidInput("adapters", adapters, ", ".join(get_args(Adapters)))
+        raise InvalidInputError("adapters", adapters, ", ".join(get_args(Adapters)))
     parts = [(portfolio.saved(name), weight) for name, weight in recipe.parts]
     runs = [portfolio.run(name) for name in dict.fromkeys(checkpoint.run for checkpoint, _ in parts)]
     giving = donor_of(parts, donor)
@@ -64,7 +90,7 @@ def build(
         if adapters == "concatenated":
             if recipe.release_noise:
                 accepted = "0 with concatenated adapters, or adapters as trained"
-                raise InvalidInput("release_noise", recipe.release_noise, accepted)
+                raise InvalidInputError("release_noise", recipe.release_noise, accepted)
             weights, without = concatenate(located, folder, donor=giving), (ADAPTER_CONFIG,)
         else:
             require_one_scaling(located)
@@ -87,7 +113,7 @@ def donor_of(parts: Sequence[tuple[SavedCheckpoint, float]], donor: str | None =
     if donor is None:
         donor = min(totals, key=lambda run: (-totals[run], run))
     if donor not in totals:
-        raise InvalidInput("donor", donor, f"a run of the recipe: {', '.join(sorted(totals))}")
+        raise InvalidInputError("donor", donor, f"a run of the recipe: {', '.join(sorted(totals))}")
     return max((c for c, _ in parts if c.run == donor), key=lambda checkpoint: checkpoint.step)
 
 

@@ -9,9 +9,7 @@ Refuses: targets that are files, links or folders with something in them, that o
 
 from __future__ import annotations
 
-import ctypes
 import errno
-import fcntl
 import os
 import re
 import secrets
@@ -22,22 +20,39 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from dpmerge.errors import CannotWrite
-from dpmerge.portfolio.manifest import sync_folder
+from dpmerge.errors import CannotWriteError
+from dpmerge.files import sync_folder
+from dpmerge.merging.atomic_folders import exchange, files_in, flush, is_at, try_lock
 
-_AT_FDCWD = -100
-_RENAME_EXCHANGE = 2
 _NOT_EMPTY = (errno.ENOTEMPTY, errno.EEXIST)
-_NOT_OFFERED = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)
 
 
 class StagedFolder:
-    """A place to write in, beside the target: `with StagedFolder(target) as staged: … ; staged.publish()`."""
+    """A place to write in, beside the target, which takes the target's place when it is published.
+
+    Args:
+        target: the folder that is to appear.
+        overwrite: replace a target that is there, and not empty.
+        inputs: folders that are read meanwhile, which the target must not overlap.
+        resumed: a folder that a dead process had staged for this target, and settled.
+
+    Raises:
+        CannotWriteError: on entering, a target that is not accepted; later, a disk that cannot be written to.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as home:
+        ...     with StagedFolder(Path(home) / "merged") as staged:
+        ...         _ = (staged.path / "model.txt").write_text("whole")
+        ...         before = (Path(home) / "merged").exists()
+        ...         staged.publish()
+        ...     before, (Path(home) / "merged" / "model.txt").read_text()
+        (False, 'whole')
+    """
 
     def __init__(
         self, target: str | Path, overwrite: bool = False, *, inputs: Iterable[Path] = (), resumed: Path | None = None
     ) -> None:
-        """`resumed` is a folder that a dead process had staged for this target, and settled."""
         self._resumed = resumed
         self._kept = resumed is not None
         self.target = Path(os.path.abspath(target))
@@ -74,8 +89,8 @@ class StagedFolder:
     def settle(self) -> None:
         """Flush everything to disk, so that it is whole whatever happens."""
         try:
-            for file in _files(self.path):
-                _settle(file, self._mode & 0o666)
+            for file in files_in(self.path):
+                flush(file, self._mode & 0o666)
             for folder in (each for each in self.path.rglob("*") if each.is_dir()):
                 folder.chmod(self._mode)
                 sync_folder(folder)
@@ -86,7 +101,7 @@ class StagedFolder:
     def publish(self) -> None:
         """Flush everything to disk and put it in the target's place."""
         if self._descriptor is None:
-            raise CannotWrite(str(self.target), None, "a folder published once", found="one that is not staged")
+            raise CannotWriteError(str(self.target), None, "a folder published once", found="one that is not staged")
         self.settle()
         try:
             self.path.chmod(self._mode)
@@ -104,7 +119,7 @@ class StagedFolder:
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             # Between the two lines another process may take the folder for a dead one's, and remove it.
             try:
-                if _locked(descriptor) and _is_at(path, descriptor):
+                if try_lock(descriptor) and is_at(path, descriptor):
                     self._descriptor, self.path = descriptor, path
             except OSError:
                 shutil.rmtree(path, ignore_errors=True)
@@ -116,13 +131,15 @@ class StagedFolder:
     def _resume(self, path: Path) -> None:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            ours = _locked(descriptor)
+            ours = try_lock(descriptor)
         except OSError:
             os.close(descriptor)
             raise
         if not ours:
             os.close(descriptor)
-            raise CannotWrite(str(self.target), None, "a folder nobody is writing to", found=f"{path.name}, in use")
+            raise CannotWriteError(
+                str(self.target), None, "a folder nobody is writing to", found=f"{path.name}, in use"
+            )
         self._made().rmdir()
         self._descriptor, self.path = descriptor, path
 
@@ -163,26 +180,26 @@ class StagedFolder:
 def require_writable(target: Path, *, overwrite: bool, inputs: Iterable[Path] = ()) -> None:
     """Refuse a target before any work is done for it."""
     if not target.name:
-        raise CannotWrite(str(target), target, "a folder that is not the root")
+        raise CannotWriteError(str(target), target, "a folder that is not the root")
     if target.is_symlink():
-        raise CannotWrite(str(target), target, "a folder, or a name that is free", found="a link")
+        raise CannotWriteError(str(target), target, "a folder, or a name that is free", found="a link")
     if target.exists():
         if not target.is_dir():
-            raise CannotWrite(str(target), target, "a folder, or a name that is free", found="a file")
+            raise CannotWriteError(str(target), target, "a folder, or a name that is free", found="a file")
         if not overwrite and any(target.iterdir()):
             raise _present(target)
     if not target.parent.is_dir():
         accepted = "a target in a folder that exists"
-        raise CannotWrite(str(target), target, accepted, found=f"{target.parent}, which is no folder")
+        raise CannotWriteError(str(target), target, accepted, found=f"{target.parent}, which is no folder")
     if not os.access(target.parent, os.W_OK | os.X_OK):
         accepted = "a target in a folder that can be written to"
-        raise CannotWrite(str(target), target, accepted, found=f"no permission to write to {target.parent}")
+        raise CannotWriteError(str(target), target, accepted, found=f"no permission to write to {target.parent}")
     place = target.resolve()
     for folder in inputs:
         other = folder.resolve()
         if place.is_relative_to(other) or other.is_relative_to(place):
             accepted = "a target apart from the folders that are read"
-            raise CannotWrite(str(target), target, accepted, found=f"one that overlaps {folder}")
+            raise CannotWriteError(str(target), target, accepted, found=f"one that overlaps {folder}")
 
 
 def staged_for(target: Path) -> Iterator[Path]:
@@ -200,7 +217,7 @@ def remove_leftovers(target: Path) -> tuple[Path, ...]:
         for path in staged_for(target):
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
-                if _locked(descriptor):
+                if try_lock(descriptor):
                     shutil.rmtree(path, ignore_errors=True)
                     removed.append(path)
             finally:
@@ -208,61 +225,19 @@ def remove_leftovers(target: Path) -> tuple[Path, ...]:
     return tuple(removed)
 
 
-def exchange(one: Path, other: Path) -> bool:
-    """Swap two folders in one step; False where the system cannot."""
-    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if call is None:
-        return False
-    if call(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
-        return True
-    number = ctypes.get_errno()
-    if number in _NOT_OFFERED:
-        return False
-    raise OSError(number, os.strerror(number))
+def _present(target: Path) -> CannotWriteError:
+    accepted = "a name that is free, an empty folder, or to overwrite it where that is offered (--overwrite)"
+    return CannotWriteError(str(target), target, accepted, found="a folder that is not empty")
 
 
-def _locked(descriptor: int) -> bool:
-    """Whether it is ours now, and not somebody else's."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _is_at(path: Path, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(path.stat(), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    yield from (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
-
-
-def _settle(file: Path, mode: int) -> None:
-    descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        os.fchmod(descriptor, mode)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _present(target: Path) -> CannotWrite:
-    accepted = "a name that is free, an empty folder, or to overwrite it (--overwrite)"
-    return CannotWrite(str(target), target, accepted, found="a folder that is not empty")
-
-
-def no_locks(target: Path, error: OSError) -> CannotWrite:
+def no_locks(target: Path, error: OSError) -> CannotWriteError:
     """A file system that has no locks, or none left: whether somebody else writes there cannot be known."""
     accepted = "a place on a disk whose file system locks files (a local one; on NFS its lock service must run)"
-    return CannotWrite(str(target), target, accepted, found=f"an error while locking: {error.strerror or error}")
+    return CannotWriteError.from_os(error, field="output", path=target, accepted=accepted, failed="cannot lock")
 
 
-def _failed(target: Path, error: OSError) -> CannotWrite:
+def _failed(target: Path, error: OSError) -> CannotWriteError:
     if error.errno in (errno.ENOLCK, errno.EOPNOTSUPP):
         return no_locks(target, error)
     accepted = "a place that can be written to"
-    return CannotWrite(str(target), target, accepted, found=f"an error: {error.strerror or error}")
+    return CannotWriteError.from_os(error, field="output", path=target, accepted=accepted)

@@ -12,9 +12,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpmerge.errors import CannotWrite
+from dpmerge.errors import CannotWriteError
 from dpmerge.merging.layout import OutputFile
-from dpmerge.merging.turnstile import Turnstile
+from dpmerge.merging.ordered_hash import OrderedHash
 
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _NOT_OFFERED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
@@ -29,12 +29,12 @@ class WrittenFile:
     size: int
 
 
-class Output:
+class OutputWriter:
     """A file of weights that several threads write."""
 
     def __init__(self, folder: Path, file: OutputFile, *, hashing: bool) -> None:
         self.file = file
-        self.turnstile: Turnstile | None = Turnstile(file.header) if hashing else None
+        self.hash: OrderedHash | None = OrderedHash(file.header) if hashing else None
         self._path = folder / file.name
         self._descriptor: int | None = create(self._path)
         try:
@@ -50,7 +50,7 @@ class Output:
 
     def finished(self) -> WrittenFile:
         """The file, after everything was written to it."""
-        digest = self.turnstile.hexdigest() if self.turnstile is not None else ""
+        digest = self.hash.hexdigest() if self.hash is not None else ""
         return WrittenFile(self.file.name, digest, self.file.size)
 
     def close(self) -> None:
@@ -100,6 +100,6 @@ def write_all(path: Path, descriptor: int, content: memoryview, offset: int) -> 
         content, offset = content[count:], offset + count
 
 
-def cannot_write(path: Path, error: OSError, size: int | None = None) -> CannotWrite:
+def cannot_write(path: Path, error: OSError, size: int | None = None) -> CannotWriteError:
     accepted = "a folder that can be written to" if size is None else f"a place with room for {size:,} bytes"
-    return CannotWrite(str(path), path, accepted, found=f"an error: {error.strerror or error}")
+    return CannotWriteError.from_os(error, field="output", path=path, accepted=accepted)

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from dpmerge.accounting.validation import Array
 from dpmerge.evaluation import score_cache
-from dpmerge.privacy.domain import Array
 
 Accounting = Literal["pld", "rdp"]
 

@@ -11,20 +11,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from dpmerge.account.figures import json_number
-from dpmerge.errors import InvalidInput, NoGuarantee
-from dpmerge.planning.noise import noise_to_signal
+from dpmerge.accounting.combination import THEOREMS, Bound, LinearCombination, tightest
+from dpmerge.accounting.exposure import Exposure
+from dpmerge.accounting.mechanisms import DpSgd
+from dpmerge.accounting.profile import PrivacyProfile
+from dpmerge.accounting.rounding import json_number
+from dpmerge.errors import InvalidInputError, NoGuaranteeError
+from dpmerge.planning.noise_prediction import noise_to_signal
 from dpmerge.portfolio.portfolio import Portfolio
-from dpmerge.portfolio.recipe import Recipe
-from dpmerge.privacy.combination import THEOREMS, Bound, LinearCombination, tightest
-from dpmerge.privacy.exposure import Exposure
-from dpmerge.privacy.mechanisms import DpSgd
-from dpmerge.privacy.profile import PrivacyProfile
+from dpmerge.terms.recipe import Recipe
+from dpmerge.terms.theorems import NAMED, Theorem
 
-Theorem = Literal["auto", "joint_release", "last_step", "hidden_state", "merged_trajectory"]
+AskedTheorem = Literal["auto", "joint_release", "last_step", "hidden_state", "merged_trajectory"]
+"""What a person may ask for; `auto` is the tightest of the others that is proved."""
 
-FINAL_THEOREMS = ("last_step", "hidden_state", "merged_trajectory", "merged_trajectory_prepended")
-"""They hold only if nothing else of the runs is ever released."""
+THEOREM_NAMES: tuple[AskedTheorem, ...] = tuple(theorem.value for theorem in NAMED)  # type: ignore[misc]
+FINAL_NAMES: tuple[AskedTheorem, ...] = tuple(name for name in THEOREM_NAMES if Theorem(name).is_final)
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +54,7 @@ class Candidate:
     @property
     def is_final(self) -> bool:
         """Whether its cost holds only as the last release of these runs."""
-        return self.theorem in FINAL_THEOREMS
+        return Theorem(self.theorem).is_final
 
     def exposed(self) -> dict[str, int]:
         """Run → the last step looked at."""
@@ -81,14 +83,31 @@ class Candidate:
 
 
 def require_theorem(theorem: str) -> None:
-    if theorem not in get_args(Theorem):
-        raise InvalidInput("theorem", theorem, ", ".join(get_args(Theorem)))
+    if theorem not in get_args(AskedTheorem):
+        raise InvalidInputError("theorem", theorem, ", ".join(get_args(AskedTheorem)))
 
 
-def candidate(portfolio: Portfolio, recipe: Recipe, *, delta: float, theorem: Theorem = "auto") -> Candidate:
+def candidate(portfolio: Portfolio, recipe: Recipe, *, delta: float, theorem: AskedTheorem = "auto") -> Candidate:
     """The recipe with its cost by a theorem, or by the tightest at δ whose premises hold.
 
-    Asked for by name, `merged_trajectory` gives its number whether or not it is proved here; `proved` tells.
+    Args:
+        portfolio: The runs.
+        recipe: Which checkpoints, with which weights and release noise.
+        delta: The δ at which theorems are compared.
+        theorem: `auto`, or one by name; `merged_trajectory` then gives its number whether or not it is proved here.
+
+    Returns:
+        The candidate; `proved` tells whether its premises hold.
+
+    Raises:
+        NoGuaranteeError: No theorem asked covers the recipe; the premises that fail are named.
+        NotCombinableError: Models that must not be averaged.
+
+    >>> from dpmerge import Portfolio
+    >>> average = Recipe.of({"s32@20": 0.5, "s64@20": 0.5})
+    >>> found = candidate(Portfolio.load("examples/probe"), average, delta=1e-5)
+    >>> found.theorem, round(found.profile.epsilon(1e-5), 4)
+    ('hidden_state', 1.1641)
     """
     require_theorem(theorem)
     combination = linear_combination(portfolio, recipe)
@@ -102,7 +121,7 @@ def candidate(portfolio: Portfolio, recipe: Recipe, *, delta: float, theorem: Th
         if bound.profile is None or not (bound.certifies or theorem == "merged_trajectory"):
             bound = None
     if bound is None:
-        raise NoGuarantee(f"{recipe}: {'; '.join(map(_shortcoming, bounds))}")
+        raise NoGuaranteeError(f"{recipe}: {'; '.join(map(_shortcoming, bounds))}")
     checkpoints = combination.checkpoints
     ratio = noise_to_signal(checkpoints, combination.weights, recipe.release_noise)
     return Candidate(recipe, bound, Exposure.of(checkpoints), ratio)
@@ -121,7 +140,7 @@ def linear_combination(portfolio: Portfolio, recipe: Recipe) -> LinearCombinatio
     )
 
 
-def covered(portfolio: Portfolio, names: Sequence[str], theorem: Theorem) -> Bound:
+def covered(portfolio: Portfolio, names: Sequence[str], theorem: AskedTheorem) -> Bound:
     """The theorem's word on the plain average of some checkpoints; its premises do not depend on the weights."""
     recipe = Recipe.of({name: 1 / len(names) for name in names})
     return THEOREMS[theorem](linear_combination(portfolio, recipe))

@@ -11,73 +11,122 @@ curves and targets: the linear program is then solved for every target on what i
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
+from pathlib import Path
 
 import numpy as np
 
-from dpmerge.errors import InvalidInput, NoGuarantee
-from dpmerge.evaluation.progress import Progressed
+from dpmerge.accounting import validation
+from dpmerge.accounting.validation import Array
+from dpmerge.errors import InvalidInputError, NoGuaranteeError
+from dpmerge.evaluation.evaluation_progress import Progressed
+from dpmerge.evaluation.evaluators import Evaluator, load_evaluator
+from dpmerge.evaluation.score_cache import ScoreCache
 from dpmerge.planning.analysis import Analysis, Edge, Face, InputModel, Recommendation
-from dpmerge.planning.bench import Bench, Scoring
-from dpmerge.planning.candidates import Theorem, require_theorem
-from dpmerge.planning.desk import Desk, joint_epsilon
+from dpmerge.planning.candidate_arrays import CandidateBatch
+from dpmerge.planning.candidate_search import CandidateSearch, joint_epsilon
+from dpmerge.planning.candidates import AskedTheorem, require_theorem
+from dpmerge.planning.frontier_curves import FrontierCurves, Scoring, Utilities
 from dpmerge.planning.objectives import LeastNoise
 from dpmerge.planning.plan import Plan
-from dpmerge.planning.pool import Batch
-from dpmerge.planning.rungs import Rung, Rungs, rungs
-from dpmerge.planning.search import covered_rungs
-from dpmerge.planning.sweeps import edge, face, proved
-from dpmerge.planning.target import Guarantee
-from dpmerge.portfolio.caveats import caveats
+from dpmerge.planning.preferences import preferred
+from dpmerge.planning.simplex_sweeps import edge, face, proved
+from dpmerge.planning.usable_checkpoints import UsableCheckpoint, UsableCheckpoints, usable_checkpoints
+from dpmerge.planning.weight_search import covered_checkpoints
 from dpmerge.portfolio.portfolio import Portfolio
-from dpmerge.privacy import domain
-from dpmerge.privacy.domain import Array
+from dpmerge.portfolio.portfolio_caveats import caveats
+from dpmerge.terms.guarantee import Guarantee
 
 BUDGETS = 6
 """For how many ε's candidates are searched."""
 
 
-def analyse(
+def frontier(
     portfolio: Portfolio,
-    delta: float,
+    delta: float = 1e-5,
     *,
-    scoring: Scoring | None = None,
-    theorem: Theorem = "auto",
+    evaluator: Evaluator | str | None = None,
+    evaluations: int = 600,
+    cache: ScoreCache | str | Path | None = None,
+    executor: Executor | None = None,
+    theorem: AskedTheorem = "auto",
     faces: Sequence[Sequence[str]] | None = None,
     targets: int = 24,
     progress: Progressed | None = None,
 ) -> Analysis:
-    """Everything a report shows about a portfolio at δ.
+    """What each privacy level costs in utility, by which method (docs/frontier.md).
 
-    `faces` are triples (or pairs) of checkpoints, run@step, whose mixtures are swept; by default the least private ones
-    and models of different cost. `theorem` is the one by which sweeps account for combinations (`auto`: the tightest
-    that is proved).
+    Args:
+        portfolio: The runs.
+        delta: The δ at which every ε is given.
+        evaluator: Scores merged models on public data, more is better: a callable, or its name as on the command line
+            (`module:function`, `linear:FILE.npz`). Without one the utility is the noise predicted from the records.
+        evaluations: How many merges may be scored, besides recommended plans.
+        cache: Where scores are kept as they arrive; *not for release*.
+        executor: Where merges are scored; without one they are scored one after the other.
+        theorem: By which theorem sweeps account for combinations; `auto`: the tightest that is proved.
+        faces: Triples (or pairs) of checkpoints, run@step, whose mixtures are swept; by default the least private ones
+            and models of different cost.
+        targets: For how many targets plans are recommended.
+        progress: Called with how many targets are planned, and of how many.
+
+    Returns:
+        Frontiers, sweeps, recommended plans and caveats as plain data; `dpmerge.report` draws them. They show models
+        nobody has released: an analysis is *not for release*.
+
+    Raises:
+        NoGuaranteeError: The theorem asked for covers none of the models swept.
+        InvalidInputError: A bad value; a portfolio without a private checkpoint; a cache without an evaluator.
+
+    >>> from dpmerge import Portfolio
+    >>> found = frontier(Portfolio.load("examples/probe"), targets=2, faces=[["s16@20", "s64@20"]])
+    >>> [curve.name for curve in found.curves][:2], found.utility.name
+    (['random selection, RDP', 'random selection, PLD'], 'predicted noise-to-signal')
     """
+    validation.instance("portfolio", portfolio, Portfolio, "a Portfolio, as Portfolio.load returns it")
     require_theorem(theorem)
-    domain.integer("targets", targets, least=2, most=200)
-    known = rungs(portfolio, delta)
-    whole, halves = _swept(known, faces)
-    swept_faces = tuple(face(known, three, theorem=theorem) for three in whole)
-    swept_edges = tuple(edge(known, two, theorem=theorem) for two in halves)
+    validation.integer("targets", targets, least=2, most=200)
+    scoring = _scoring(evaluator, evaluations, cache, executor)
+    usable = usable_checkpoints(portfolio, delta)
+    triples, pairs = _swept(usable, faces)
+    swept_faces = tuple(face(usable, three, theorem=theorem) for three in triples)
+    swept_edges = tuple(edge(usable, two, theorem=theorem) for two in pairs)
     _require_covered(theorem, swept_faces, swept_edges)
     joint = joint_epsilon(portfolio, delta)
-    grid = _epsilons(known, joint, points=4 * targets)
-    desks = [_desk(known, epsilon, "auto") for epsilon in np.geomspace(grid[0], grid[-1], BUDGETS)]
-    assumed = _assumed(known, grid)
-    plans = list(_plans(known, grid[:: len(grid) // targets or 1], progress))
-    bench = Bench.of(known, desks, assumed, plans, scoring)
+    grid = _epsilons(usable, joint, points=4 * targets)
+    searches = [_search(usable, epsilon, "auto") for epsilon in np.geomspace(grid[0], grid[-1], BUDGETS)]
+    plans = list(_plans(usable, grid[:: len(grid) // targets or 1], progress))
+    curves = FrontierCurves.of(usable, searches, _assumed(usable, grid), plans, scoring)
     return Analysis(
         title=f"{len(portfolio.runs)} runs on {portfolio.dataset}",
         subtitle=f"unit of privacy: {portfolio.unit}; {portfolio.adjacency}; δ = {delta:g}",
         delta=delta,
-        utility=bench.utility,
-        models=tuple(InputModel(r.name, r.epsilon, u) for r, u in zip(known.usable, bench.of_checkpoints, strict=True)),
-        curves=tuple(bench.curves(grid)),
+        utility=curves.utilities.axis,
+        models=tuple(
+            InputModel(checkpoint.name, checkpoint.epsilon, utility)
+            for checkpoint, utility in zip(usable.checkpoints, curves.of_checkpoints, strict=True)
+        ),
+        curves=tuple(curves.curves(grid)),
         faces=swept_faces,
         edges=swept_edges,
-        recommendations=tuple(_recommendation(plan, bench) for plan in plans),
+        recommendations=tuple(_recommendation(plan, curves.utilities) for plan in plans),
         joint_epsilon=float(np.inf) if joint is None else joint,
         caveats=tuple(_caveats(portfolio, plans, scoring)),
     )
+
+
+def _scoring(
+    evaluator: Evaluator | str | None,
+    evaluations: int,
+    cache: ScoreCache | str | Path | None,
+    executor: Executor | None,
+) -> Scoring | None:
+    if evaluator is None:
+        if cache is not None:
+            raise InvalidInputError("cache", str(cache), "no cache without an evaluator")
+        return None
+    scorer = load_evaluator(evaluator) if isinstance(evaluator, str) else evaluator
+    return Scoring(evaluator=scorer, evaluations=evaluations, cache=cache, executor=executor)
 
 
 def _caveats(portfolio: Portfolio, plans: Sequence[Plan], scoring: Scoring | None) -> Iterator[str]:
@@ -90,56 +139,62 @@ def _caveats(portfolio: Portfolio, plans: Sequence[Plan], scoring: Scoring | Non
     yield from dict.fromkeys(caveat.text for caveat in caveats(portfolio))
 
 
-def _require_covered(theorem: Theorem, faces: Sequence[Face], edges: Sequence[Edge]) -> None:
+def _require_covered(theorem: AskedTheorem, faces: Sequence[Face], edges: Sequence[Edge]) -> None:
     """A theorem asked for by name has something to say about something that is swept."""
     values = [panel.epsilons for f in faces for panel in f.panels if panel.method == "combine"]
     values += [line.epsilons for e in edges for line in e.lines if line.method == "combine"]
     if theorem != "auto" and values and not any(np.isfinite(v).any() for v in values):
-        raise NoGuarantee(f"theorem: got {theorem}, which covers none of the models swept; accepted: auto")
+        raise NoGuaranteeError(f"Theorem {theorem} covers none of the models swept; use auto.")
 
 
-def _epsilons(known: Rungs, joint: float | None, points: int) -> Array:
+def _epsilons(usable: UsableCheckpoints, joint: float | None, points: int) -> Array:
     """From below the most private model, far below where release noise goes there, to a little above everything."""
-    positive = [rung.epsilon for rung in known.usable if np.isfinite(rung.epsilon) and rung.epsilon > 0]
+    positive = [
+        checkpoint.epsilon
+        for checkpoint in usable.checkpoints
+        if np.isfinite(checkpoint.epsilon) and checkpoint.epsilon > 0
+    ]
     least = min(positive, default=0.01)
     top = 1.1 * (joint if joint is not None else max(positive, default=0.1) * 1.5)
-    noisy = any(covered_rungs(known, "hidden_state", by_name=False))
+    noisy = any(covered_checkpoints(usable, "hidden_state", by_name=False))
     return np.geomspace(least / (10 if noisy else 1.5), max(top, 1.5 * least), points)
 
 
-def _desk(known: Rungs, epsilon: float, theorem: Theorem) -> Desk:
-    target = Guarantee(epsilon=float(epsilon), delta=known.delta)
-    return Desk.of(known, target, LeastNoise(), theorem, "pld")
+def _search(usable: UsableCheckpoints, epsilon: float, theorem: AskedTheorem) -> CandidateSearch:
+    target = Guarantee(epsilon=float(epsilon), delta=usable.delta)
+    return CandidateSearch.of(usable, target, LeastNoise(), theorem, "pld")
 
 
-def _assumed(known: Rungs, grid: Array) -> list[Batch]:
+def _assumed(usable: UsableCheckpoints, grid: Array) -> list[CandidateBatch]:
     """Combinations by merged_trajectory where that is no proof: what the paper would claim."""
     try:
-        desks = [_desk(known, epsilon, "merged_trajectory") for epsilon in np.geomspace(grid[0], grid[-1], BUDGETS)]
-    except NoGuarantee:
+        searches = [
+            _search(usable, epsilon, "merged_trajectory") for epsilon in np.geomspace(grid[0], grid[-1], BUDGETS)
+        ]
+    except NoGuaranteeError:
         return []
-    batches = [batch for desk in desks for batch in desk.combined]
-    return [b for b in batches if not proved(known, b.rungs, "merged_trajectory")]
+    batches = [batch for search in searches for batch in search.combined]
+    return [b for b in batches if not proved(usable, b.checkpoints, "merged_trajectory")]
 
 
-def _plans(known: Rungs, grid: Array, progress: Progressed | None) -> Iterator[Plan]:
+def _plans(usable: UsableCheckpoints, grid: Array, progress: Progressed | None) -> Iterator[Plan]:
     """The default plan for each target that can be met."""
     for done, epsilon in enumerate(grid.tolist(), start=1):
         try:
             rounded = float(f"{epsilon:.3g}")
-            yield _desk(known, rounded, "auto").preferred()
-        except (NoGuarantee, InvalidInput):  # out of reach, or no noise recorded to plan by
+            yield preferred(_search(usable, rounded, "auto"))
+        except (NoGuaranteeError, InvalidInputError):  # out of reach, or no noise recorded to plan by
             pass
         if progress is not None:
             progress(done, len(grid))
 
 
-def _recommendation(plan: Plan, bench: Bench) -> Recommendation:
+def _recommendation(plan: Plan, utilities: Utilities) -> Recommendation:
     outcomes = zip(plan.probabilities, plan.candidates, strict=True)
     return Recommendation(
         plan.target.epsilon,
         plan.guarantee.epsilon,
-        bench.of_plan(plan),
+        utilities.of_plan(plan),
         plan.theorem,
         tuple((probability, str(candidate.recipe)) for probability, candidate in outcomes),
         tuple(candidate.recipe.document() for candidate in plan.candidates),
@@ -147,22 +202,26 @@ def _recommendation(plan: Plan, bench: Bench) -> Recommendation:
     )
 
 
-def _swept(known: Rungs, faces: Sequence[Sequence[str]] | None) -> tuple[list[Sequence[Rung]], list[Sequence[Rung]]]:
+def _swept(
+    usable: UsableCheckpoints, faces: Sequence[Sequence[str]] | None
+) -> tuple[list[Sequence[UsableCheckpoint]], list[Sequence[UsableCheckpoint]]]:
     """Triples and pairs to sweep: as named, or the least private of the largest group, and such of different cost."""
     if faces is not None:
-        named = [[known[name] for name in names] for names in faces]
+        named = [[usable[name] for name in names] for names in faces]
         for members in named:
-            if len(members) not in (2, 3) or len({rung.name for rung in members}) != len(members):
-                raise InvalidInput("face", [rung.name for rung in members], "two or three different checkpoints")
+            if len(members) not in (2, 3) or len({checkpoint.name for checkpoint in members}) != len(members):
+                raise InvalidInputError(
+                    "face", [checkpoint.name for checkpoint in members], "two or three different checkpoints"
+                )
         ends = dict.fromkeys((members[0], members[-1]) for members in named)
         return [members for members in named if len(members) == 3], list(ends)
-    group = max(known.groups, key=len)
+    group = max(usable.groups, key=len)
     last = sorted((of_run[-1] for of_run in group if np.isfinite(of_run[-1].epsilon)), key=lambda r: r.epsilon)
-    distinct = list({round(rung.epsilon, 9): rung for rung in reversed(last)}.values())[::-1]
-    triples: list[Sequence[Rung]] = []
+    distinct = list({round(checkpoint.epsilon, 9): checkpoint for checkpoint in reversed(last)}.values())[::-1]
+    triples: list[Sequence[UsableCheckpoint]] = []
     if len(last) >= 3:
         triples.append(tuple(last[-3:]))
     if len(distinct) >= 3:
         triples.append((distinct[0], distinct[len(distinct) // 2], distinct[-1]))
-    pairs: list[Sequence[Rung]] = [(last[0], last[-1])] if len(last) >= 2 else []
-    return [triple for place, triple in enumerate(triples) if set(triple) not in map(set, triples[:place])], pairs
+    pairs: list[Sequence[UsableCheckpoint]] = [(last[0], last[-1])] if len(last) >= 2 else []
+    return [triple for index, triple in enumerate(triples) if set(triple) not in map(set, triples[:index])], pairs

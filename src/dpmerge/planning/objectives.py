@@ -12,12 +12,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from dpmerge.errors import InvalidInput
-from dpmerge.planning.pool import Batch
-from dpmerge.planning.rungs import Rungs
-from dpmerge.privacy import domain
-from dpmerge.privacy.domain import Array
-from dpmerge.privacy.premises import Premise
+from dpmerge.accounting import validation
+from dpmerge.accounting.premises import Premise
+from dpmerge.accounting.validation import Array
+from dpmerge.errors import InvalidInputError
+from dpmerge.planning.candidate_arrays import CandidateBatch
+from dpmerge.planning.usable_checkpoints import UsableCheckpoints
 
 
 class Objective(Protocol):
@@ -31,9 +31,9 @@ class Objective(Protocol):
         """Whether it knows what noise does to a model; otherwise it would have it for nothing."""
         ...
 
-    def scores(self, batch: Batch, rungs: Rungs) -> Array: ...
+    def scores(self, batch: CandidateBatch, usable: UsableCheckpoints) -> Array: ...
 
-    def doubts(self, batch: Batch, rungs: Rungs) -> Array:
+    def drawbacks(self, batch: CandidateBatch, usable: UsableCheckpoints) -> Array:
         """From 0 to 1, what speaks against a candidate that scores as well as others."""
         ...
 
@@ -51,14 +51,22 @@ class LeastNoise:
     name: str = field(default="noise", init=False)
     uses_release_noise: bool = field(default=True, init=False)
 
-    def scores(self, batch: Batch, rungs: Rungs) -> Array:  # noqa: ARG002
+    def scores(self, batch: CandidateBatch, usable: UsableCheckpoints) -> Array:  # noqa: ARG002
         return np.asarray(-batch.noise_to_signal)
 
-    def doubts(self, batch: Batch, rungs: Rungs) -> Array:
+    def drawbacks(self, batch: CandidateBatch, usable: UsableCheckpoints) -> Array:
         """Of equally noisy merges the one of fewer and more private runs: less is used up, and less is locked."""
-        own = np.array([rung.epsilon if np.isfinite(rung.epsilon) else 0.0 for rung in batch.rungs])
-        dearest = max((rung.epsilon for rung in rungs.usable if np.isfinite(rung.epsilon)), default=0.0) or 1.0
-        count = np.count_nonzero(batch.rows, axis=1) / len(rungs.portfolio.runs)
+        own = np.array(
+            [checkpoint.epsilon if np.isfinite(checkpoint.epsilon) else 0.0 for checkpoint in batch.checkpoints]
+        )
+        dearest = (
+            max(
+                (checkpoint.epsilon for checkpoint in usable.checkpoints if np.isfinite(checkpoint.epsilon)),
+                default=0.0,
+            )
+            or 1.0
+        )
+        count = np.count_nonzero(batch.rows, axis=1) / len(usable.portfolio.runs)
         return np.asarray((count + batch.rows @ own / dearest) / 2)
 
     def document(self) -> dict[str, Any]:
@@ -75,13 +83,13 @@ class Saturate:
     name: str = field(default="saturate", init=False)
     uses_release_noise: bool = field(default=False, init=False)
 
-    def scores(self, batch: Batch, rungs: Rungs) -> Array:
-        own = np.array([rung.epsilon for rung in batch.rungs])
+    def scores(self, batch: CandidateBatch, usable: UsableCheckpoints) -> Array:
+        own = np.array([checkpoint.epsilon for checkpoint in batch.checkpoints])
         with np.errstate(invalid="ignore"):
             towards = batch.rows @ np.where(np.isfinite(own), own, 0.0)
-        return np.asarray(batch.epsilons(rungs.delta) + 1e-6 * towards)
+        return np.asarray(batch.epsilons(usable.delta) + 1e-6 * towards)
 
-    def doubts(self, batch: Batch, rungs: Rungs) -> Array:  # noqa: ARG002
+    def drawbacks(self, batch: CandidateBatch, usable: UsableCheckpoints) -> Array:  # noqa: ARG002
         return np.zeros(len(batch))
 
     def document(self) -> dict[str, Any]:
@@ -93,9 +101,20 @@ class Saturate:
 
 @dataclass(frozen=True)
 class Prior:
-    """Utilities the user states for checkpoints, run@step → number; an average has the average of them.
+    """Utilities the user states for checkpoints; an average has the average of them (docs/theory.md, "Choosing").
 
     They must not come from looking at these models: whoever states them vouches for that.
+
+    Args:
+        utilities: run@step → number, more is better; checkpoints without one are not used.
+
+    Raises:
+        InvalidInputError: No utility, or one that is not finite.
+
+    >>> import dpmerge as dpm
+    >>> portfolio = dpm.Portfolio.load("examples/probe")
+    >>> dpm.plan(portfolio, epsilon=1, delta=1e-5, objective=Prior({"s32@20": 0.9, "s64@20": 0.8})).candidates[0].recipe
+    Recipe(s64@20)
     """
 
     utilities: Mapping[str, float]
@@ -104,21 +123,21 @@ class Prior:
 
     def __post_init__(self) -> None:
         if not self.utilities:
-            raise InvalidInput("prior", {}, "a utility for at least one checkpoint: run@step=number")
-        stated = {name: domain.number(f"prior of {name}", value) for name, value in self.utilities.items()}
+            raise InvalidInputError("prior", {}, "a utility for at least one checkpoint: run@step=number")
+        stated = {name: validation.number(f"prior of {name}", value) for name, value in self.utilities.items()}
         for name, value in stated.items():
             if not np.isfinite(value):
-                raise InvalidInput(f"prior of {name}", value, "a finite number")
+                raise InvalidInputError(f"prior of {name}", value, "a finite number")
         object.__setattr__(self, "utilities", stated)
 
-    def scores(self, batch: Batch, rungs: Rungs) -> Array:
+    def scores(self, batch: CandidateBatch, usable: UsableCheckpoints) -> Array:
         for name in self.utilities:
-            rungs[name]
-        stated = np.array([self.utilities.get(rung.name, np.nan) for rung in batch.rungs])
+            usable[name]
+        stated = np.array([self.utilities.get(checkpoint.name, np.nan) for checkpoint in batch.checkpoints])
         silent = ((batch.rows > 0) & np.isnan(stated)).any(axis=1)
         return np.where(silent, np.nan, batch.rows @ np.nan_to_num(stated))
 
-    def doubts(self, batch: Batch, rungs: Rungs) -> Array:  # noqa: ARG002
+    def drawbacks(self, batch: CandidateBatch, usable: UsableCheckpoints) -> Array:  # noqa: ARG002
         return np.zeros(len(batch))
 
     def document(self) -> dict[str, Any]:
@@ -142,5 +161,5 @@ def objective_named(objective: Objective | str) -> Objective:
         return objective
     if objective not in OBJECTIVES:
         accepted = f"{', '.join(OBJECTIVES)}, or a Prior, a PublicEvaluation or a PrivateValidation"
-        raise InvalidInput("objective", objective, accepted)
+        raise InvalidInputError("objective", objective, accepted)
     return OBJECTIVES[objective]()

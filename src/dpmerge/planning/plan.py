@@ -7,20 +7,28 @@ target; every premise is listed with who vouches for it. A plan that is not prov
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from dpmerge.errors import NoGuarantee
+from dpmerge.accounting.exposure import Exposure
+from dpmerge.accounting.premises import Premise, independent_draw, of_all
+from dpmerge.accounting.profile import PrivacyProfile
+from dpmerge.errors import InvalidInputError, NoGuaranteeError, TargetOutOfReachError
 from dpmerge.planning.analysis import Accounting
 from dpmerge.planning.candidates import Candidate
-from dpmerge.planning.target import Guarantee
-from dpmerge.portfolio.caveats import Caveat, caveats
 from dpmerge.portfolio.portfolio import Portfolio
-from dpmerge.portfolio.statement import own_losses
-from dpmerge.privacy.exposure import Exposure
-from dpmerge.privacy.premises import Premise, independent_draw, of_all
-from dpmerge.privacy.profile import PrivacyProfile
+from dpmerge.portfolio.portfolio_caveats import caveats
+from dpmerge.terms.candidate_terms import CandidateTerms, Choice, ChoicePremise, Validation
+from dpmerge.terms.caveats import Caveat, release_caveats
+from dpmerge.terms.guarantee import Guarantee
+from dpmerge.terms.release_terms import ReleaseTerms
+from dpmerge.terms.run_record import own_losses
+
+if TYPE_CHECKING:
+    from dpmerge.planning.suggestions import Suggestion
 
 SCHEMA = "dpmerge/plan/v1"
 
@@ -31,34 +39,18 @@ _OF_HIDDEN_STATE = ("updates_expand", "records_far_from_the_batch")
 """Caveats about what one theorem makes of a run; a plan by another does not ask."""
 
 
-def release_caveats(
-    *, premises: Iterable[Premise], kind: str, drawn: bool, without_privacy: bool, final: bool
-) -> Iterator[Caveat]:
-    """What a reader of a release's guarantee should know about how it was chosen and is made."""
-    if failing := [p.name.replace("_", " ") for p in premises if not p.holds]:
-        yield Caveat("assumed", "plan", f"not proved for these runs, it assumes: {'; '.join(failing)}")
-    if kind == "uncharged":
-        text = "chosen by looking at models that are not paid for: the guarantee does not cover the choice"
-        yield Caveat("uncharged", "plan", text)
-    if kind in ("public_evaluation", "private_validation"):
-        text = "pays for this look set; nobody may have looked at other models, or chosen again after another look"
-        yield Caveat("looked", "plan", text)
-    if kind == "private_validation":
-        text = "making this plan again draws again, and costs people in the validation set their ε again"
-        yield Caveat("drawn_on_private_data", "plan", text)
-    if without_privacy:
-        yield Caveat("non_private", "plan", "a model without any privacy may be drawn, with a probability below δ")
-    if drawn:
-        text = "the guarantee holds before the draw; once it is known which candidate was drawn, its own ε holds"
-        yield Caveat("ex_ante", "plan", text)
-    if final:
-        text = "holds only if nothing else of these runs is ever released, before or after"
-        yield Caveat("final", "plan", text)
-
-
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Plan:
-    """Which candidates, drawn with which probabilities (one candidate: no draw)."""
+    """Which candidates, drawn with which probabilities (one candidate: no draw).
+
+    `dpm.plan` makes one; `terms` is everything its cost depends on, `guarantee` what it costs, `premises` and `caveats`
+    what that rests on. `str(plan)` explains it; `document()` is what `dpmerge plan -o` saves and `Plan.load` reads.
+
+    >>> from dpmerge import Portfolio, plan
+    >>> made = plan(Portfolio.load("examples/mnist"), epsilon=0.12, delta=1e-5)
+    >>> [str(candidate.recipe) for candidate in made.candidates], made.is_final
+    (['average of ladder-1…4@20', 'average of ladder-1…5@20'], False)
+    """
 
     portfolio: Portfolio
     target: Guarantee
@@ -75,10 +67,102 @@ class Plan:
     left_out: Mapping[str, str] = field(default_factory=dict)
     non_private: tuple[str, ...] = ()
     passed_over: float | None = None  # the noise-to-signal that checkpoints auto did not use would have made possible
+    request: Mapping[str, str] = field(default_factory=dict)  # the words a release of it was asked for in
+    stated: ReleaseTerms | None = None  # the terms it was made of, where it was not searched for
 
     def __post_init__(self) -> None:
         if self.guarantee.epsilon > self.target.epsilon or self.guarantee.delta > self.target.delta:
-            raise NoGuarantee(f"a plan for {self.target} that only meets {self.guarantee} is none")
+            raise NoGuaranteeError(f"a plan for {self.target} that only meets {self.guarantee} is none")
+
+    @classmethod
+    def of_terms(
+        cls,
+        portfolio: Portfolio,
+        terms: ReleaseTerms,
+        target: Guarantee,
+        *,
+        method: str = "stated",
+        chosen_by: Mapping[str, Any] | None = None,
+        **found: Any,
+    ) -> Plan:
+        """The plan of terms that somebody states, priced afresh from the portfolio's own records.
+
+        Raises:
+            InvalidInputError: the terms are not of this portfolio's runs.
+            TargetOutOfReachError: they do not meet the target.
+        """
+        require_current(portfolio, terms, target)
+        priced = zip(terms.candidates, terms.bounds, strict=True)
+        return cls(
+            portfolio=portfolio,
+            target=target,
+            guarantee=Guarantee(epsilon=terms.epsilon(target.delta), delta=target.delta),
+            method=method,
+            accounting=terms.accounting,
+            candidates=tuple(Candidate(each.recipe, bound, terms.exposure(each), None) for each, bound in priced),
+            probabilities=tuple(terms.probabilities),
+            profile=terms.profile,
+            chosen_by=chosen_by or {"kind": terms.choice.kind, "rule": terms.choice.rule},
+            further_premises=tuple(Premise(p.name, p.holds, p.vouched_by) for p in terms.choice.premises),
+            stated=terms,
+            **{"asked": {"method": method, "theorem": "auto"}, **found},
+        )
+
+    @classmethod
+    def load(cls, path: str | Path, portfolio: Portfolio) -> Plan:
+        """The plan that `dpmerge plan -o FILE` saved; no figure of the file is believed.
+
+        Args:
+            path: the file.
+            portfolio: what it is a plan of.
+
+        Returns:
+            The same plan, priced again.
+
+        Raises:
+            InvalidInputError: it is not a plan, or one of other runs.
+            TargetOutOfReachError: it no longer meets its target.
+        """
+        from dpmerge.planning.plan_file import read_plan
+
+        return read_plan(Path(path), portfolio)
+
+    @cached_property
+    def terms(self) -> ReleaseTerms:
+        """Everything the cost of this release depends on, to be priced again by whoever reads it."""
+        if self.stated is not None:
+            return self.stated
+        portfolio = self.portfolio
+        involved = {run.label for run in self.exposure.steps}
+        sides = self.chosen_by.get("sides")
+        disjoint = [p for p in self.further_premises if p.name == "training_and_validation_people_disjoint"]
+        return ReleaseTerms(
+            dataset=portfolio.dataset,
+            unit=portfolio.unit,
+            adjacency=portfolio.adjacency.value,
+            accounting=self.accounting,
+            runs=[run.manifest.statement for run in portfolio.runs if run.id in involved],
+            candidates=[
+                CandidateTerms.of(
+                    each.recipe.parts, each.theorem, each.exposed(), release_noise=each.recipe.release_noise
+                )
+                for each in self.candidates
+            ],
+            probabilities=list(self.probabilities),
+            choice=Choice(
+                kind=self.chosen_by["kind"],
+                rule=self.chosen_by["rule"],
+                premises=[
+                    ChoicePremise(name=p.name, holds=p.holds, vouched_by=p.vouched_by) for p in self.further_premises
+                ],
+            ),
+            validation=None
+            if sides is None
+            else Validation(
+                epsilon=sides["validation"]["epsilon"],
+                disjoint_vouched_by=disjoint[0].vouched_by if disjoint else None,
+            ),
+        )
 
     @property
     def theorem(self) -> str:
@@ -171,6 +255,16 @@ class Plan:
 
         return explained(self)
 
+    def suggestions(self) -> list[Suggestion]:
+        """What one more run or checkpoint would save: plans up to eight times, so only when asked.
+
+        Returns:
+            At most two, each in words and with the share of the noise it saves; none for plans not made by noise.
+        """
+        from dpmerge.planning.suggestions import suggestions
+
+        return suggestions(self)
+
     def document(self) -> dict[str, Any]:
         """As `dpmerge plan --json` prints it and `-o` saves it."""
         delta = self.target.delta
@@ -203,6 +297,23 @@ class Plan:
             "left_out": dict(self.left_out),
             "caveats": [{"name": c.name, "where": c.where, "text": c.text} for c in self.caveats],
         }
+
+
+def require_current(portfolio: Portfolio, terms: ReleaseTerms, target: Guarantee) -> None:
+    """Refuse terms that are not of this portfolio as it is now, or that do not meet the target."""
+    for candidate in terms.candidates:
+        runs = list(dict.fromkeys(portfolio.run(part.run) for part in candidate.parts))
+        portfolio.require_combinable(runs)
+        for part in candidate.parts:
+            portfolio.saved(str(part.checkpoint))
+    for record in terms.runs:
+        if portfolio.run(record.run).manifest.statement != record:
+            accepted = f"what the manifest of {record.run} says"
+            raise InvalidInputError(f"runs.{record.run}", None, accepted, found="something else")
+    epsilon = terms.epsilon(target.delta)
+    if not epsilon <= target.epsilon:
+        words = " or ".join(str(each.recipe) for each in terms.candidates[:3])
+        raise TargetOutOfReachError(target.epsilon, target.delta, epsilon, words)
 
 
 def _premise(premise: Premise) -> dict[str, Any]:

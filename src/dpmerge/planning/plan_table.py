@@ -1,4 +1,7 @@
-"""`dpmerge plan` for a person: what is released, what it costs, what is left on the table, what would help."""
+"""`dpmerge plan` for a person: what is released, what it costs, what of the budget is left, what would help.
+
+Guarantees: every ε is rounded up; nothing is planned again.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dpmerge.account.table import shown
+from dpmerge.accounting.rounding import format_up
 from dpmerge.console import PlainConsole
-from dpmerge.planning.advice import Suggestion, suggestions
 from dpmerge.planning.candidates import Candidate
 from dpmerge.planning.plan import Plan
-from dpmerge.planning.rungs import rungs
+from dpmerge.planning.suggestions import Suggestion
+from dpmerge.planning.usable_checkpoints import usable_checkpoints
+from dpmerge.terms.checkpoint_reference import CheckpointReference
 
 MOST_PARTS = 12
 
@@ -32,12 +36,12 @@ THEOREM_WORDS = {
 def explained(plan: Plan, width: int = 80) -> str:
     """The explanation as text."""
     printed = io.StringIO()
-    print_plan(plan, suggestions(plan), PlainConsole(file=printed, width=width))
+    print_plan(plan, None, PlainConsole(file=printed, width=width))
     return "\n".join(line.rstrip() for line in printed.getvalue().splitlines())
 
 
-def print_plan(plan: Plan, better: Sequence[Suggestion], console: Console) -> None:
-    """Print the plan as a person would explain it."""
+def print_plan(plan: Plan, suggested: Sequence[Suggestion] | None, console: Console) -> None:
+    """Print the plan as a person would explain it, with suggestions where they were asked for (else None)."""
     portfolio = plan.portfolio
     console.print(
         Text(f"Target: ε = {plan.target.epsilon:g} at δ = {plan.target.delta:g}", style="bold"),
@@ -55,10 +59,8 @@ def print_plan(plan: Plan, better: Sequence[Suggestion], console: Console) -> No
         console.print(_parts(candidate))
     console.print(_cost(plan))
     console.print(_left(plan))
-    for suggestion in better:
-        console.print(f"{suggestion.what} would allow {suggestion.saves:.0%} less noise.", highlight=False)
-    if not better and plan.chosen_by.get("objective") == "noise":
-        console.print("One more run or checkpoint with these settings would save less than 1 % of it.", highlight=False)
+    if suggested is not None:
+        console.print(_suggested(plan, suggested))
     console.print(_choice(plan))
     console.print(Text("\nPremises, by who vouches for them", style="bold"))
     console.print(_premises(plan))
@@ -85,7 +87,7 @@ def _draw(plan: Plan) -> Table:
         if not candidate.recipe.is_one_checkpoint:
             merges += 1
             name = f"merge {merges}, below"
-        table.add_row(_probability(probability), name, shown(candidate.profile.epsilon(plan.target.delta)))
+        table.add_row(_probability(probability), name, format_up(candidate.profile.epsilon(plan.target.delta)))
     return table
 
 
@@ -119,11 +121,11 @@ def _parts(candidate: Candidate) -> Table:
 def _cost(plan: Plan) -> Text:
     words = THEOREM_WORDS[plan.theorem.removesuffix("_prepended")]
     would = "It costs" if plan.proved else "It would cost"
-    text = Text(f"{would} ε = {shown(plan.guarantee.epsilon)} at δ = {plan.guarantee.delta:g}", style="bold green")
+    text = Text(f"{would} ε = {format_up(plan.guarantee.epsilon)} at δ = {plan.guarantee.delta:g}", style="bold green")
     if not plan.proved:
         text.stylize("bold yellow")
     mu = plan.candidates[0].bound.mu if len(plan.candidates) == 1 and "sides" not in plan.chosen_by else None
-    exact = f" (μ = {shown(mu)})" if mu is not None and plan.accounting == "pld" else ""
+    exact = f" (μ = {format_up(mu)})" if mu is not None and plan.accounting == "pld" else ""
     text.append(f"{exact}, by {plan.theorem}: {words}.", style="not bold")
     factors = {name: factor for candidate in plan.candidates for name, factor in candidate.lipschitz.items()}
     if factors:
@@ -137,8 +139,8 @@ def _cost(plan: Plan) -> Text:
     if "sides" in plan.chosen_by:
         sides = plan.chosen_by["sides"]
         text.append(
-            f"\nThat is for one person: {shown(sides['training']['epsilon'])} for being trained on, "
-            f"{shown(sides['validation']['epsilon'])} for the choice on the validation set; {sides['because']}.",
+            f"\nThat is for one person: {format_up(sides['training']['epsilon'])} for being trained on, "
+            f"{format_up(sides['validation']['epsilon'])} for the choice on the validation set; {sides['because']}.",
             style="not bold",
         )
     elif "look" in plan.chosen_by:
@@ -151,13 +153,13 @@ def _left(plan: Plan) -> Text:
     text = Text()
     if plan.above_joint_release:
         text.append(
-            f"The target is above the joint release of the whole portfolio (ε = {shown(plan.joint_epsilon)}): "
+            f"The target is above the joint release of the whole portfolio (ε = {format_up(plan.joint_epsilon)}): "
             "anything may be done with all of it, and nothing here can spend more.\n"
         )
     elif left > 5e-4 * plan.target.epsilon:
-        text.append(f"Left on the table: {left / plan.target.epsilon:.1%} of ε.\n")
+        text.append(f"Not used: {left / plan.target.epsilon:.1%} of ε.\n")
     else:
-        text.append("Nothing of the budget is left on the table.\n")
+        text.append("All of the budget is used.\n")
     if plan.noise_to_signal is not None:
         text.append(f"Predicted noise-to-signal: {plan.noise_to_signal:.4g}{_compared(plan, plan.noise_to_signal)}.")
     return text
@@ -171,14 +173,23 @@ def _compared(plan: Plan, ratio: float) -> str:
             f"{1 - plan.passed_over / ratio:.0%} less noise, but noise is not all"
         )
     fitting = [
-        (1 / rung.noise.precision, rung.name)
-        for rung in rungs(plan.portfolio, plan.target.delta, non_private=plan.non_private).usable
-        if rung.noise is not None and rung.noise.variance > 0 and rung.epsilon <= plan.target.epsilon
+        (1 / checkpoint.noise.precision, checkpoint.name)
+        for checkpoint in usable_checkpoints(
+            plan.portfolio, plan.target.delta, non_private=plan.non_private
+        ).checkpoints
+        if checkpoint.noise is not None and checkpoint.noise.variance > 0 and checkpoint.epsilon <= plan.target.epsilon
     ]
     least, name = min(fitting, default=(0.0, ""))
     if ratio < 0.995 * least:
         return f", {1 - ratio / least:.0%} less than {name}, the best checkpoint within the target"
     return ""
+
+
+def _suggested(plan: Plan, suggested: Sequence[Suggestion]) -> Text:
+    if plan.chosen_by.get("objective") != "noise":
+        return Text("No suggestions: they compare predicted noise, by which this plan was not chosen.")
+    nothing = "One more run or checkpoint with these settings would save less than 1 % of it."
+    return Text("\n".join(map(str, suggested)) or nothing)
 
 
 def _choice(plan: Plan) -> Text:
@@ -195,7 +206,7 @@ def _choice(plan: Plan) -> Text:
     if "score" in chosen:
         text.append(f" Its score: {chosen['score']:.6g}.")
     if "look" in chosen:
-        seen = ", ".join(f"{run}@{step}" for run, step in chosen["look"].items())
+        seen = ", ".join(str(CheckpointReference(run, step)) for run, step in chosen["look"].items())
         text.append(f"\nLook set: everything kept up to {seen}.")
     return text
 
@@ -208,15 +219,15 @@ def _premises(plan: Plan) -> Table:
     grid.add_column(style="italic", max_width=30)
     grid.add_column()
     for voucher, names in vouched.items():
-        grid.add_row(_voices(voucher), ", ".join(names))
+        grid.add_row(_vouchers(voucher), ", ".join(names))
     return grid
 
 
-def _voices(voucher: str) -> str:
+def _vouchers(voucher: str) -> str:
     """Runs recorded in the same way are named together."""
     how: dict[str, list[str]] = {}
-    for voice in re.split(r"(?<=\)), ", voucher):
-        name, bracket, rest = voice.partition(" (")
+    for each in re.split(r"(?<=\)), ", voucher):
+        name, bracket, rest = each.partition(" (")
         how.setdefault(bracket + rest, []).append(name)
     named = {rest: list(dict.fromkeys(names)) for rest, names in how.items()}
     return ", ".join(
@@ -232,7 +243,7 @@ def _caveats(plan: Plan) -> Table:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="yellow", max_width=24)
     grid.add_column()
-    for text, places in same.items():
-        everyone = len(involved) > 1 and set(places) == involved
-        grid.add_row("all these runs" if everyone else ", ".join(places), text)
+    for text, runs in same.items():
+        everyone = len(involved) > 1 and set(runs) == involved
+        grid.add_row("all these runs" if everyone else ", ".join(runs), text)
     return grid

@@ -8,58 +8,146 @@ Refuses: targets nothing in the portfolio meets, naming the smallest ε that som
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Literal, get_args
 
-from dpmerge.errors import InvalidInput
+from dpmerge.accounting import validation
+from dpmerge.errors import InvalidInputError, NoGuaranteeError, TargetOutOfReachError
 from dpmerge.planning.analysis import Accounting
-from dpmerge.planning.candidates import Theorem
-from dpmerge.planning.desk import Desk, Method, require_method
-from dpmerge.planning.looking import PublicEvaluation, looked_plan
+from dpmerge.planning.candidate_search import CandidateSearch, Method, require_method
+from dpmerge.planning.candidates import AskedTheorem
 from dpmerge.planning.objectives import LeastNoise, Objective, objective_named
 from dpmerge.planning.plan import Plan
-from dpmerge.planning.rungs import rungs
-from dpmerge.planning.target import Guarantee
-from dpmerge.planning.uncharged import uncharged_plan
-from dpmerge.planning.validation import PrivateValidation, validated_plan
+from dpmerge.planning.preferences import preferred
+from dpmerge.planning.private_selection import PrivateValidation, private_selection_plan
+from dpmerge.planning.public_selection import PublicEvaluation, public_selection_plan
+from dpmerge.planning.unaccounted_selection import unaccounted_plan
+from dpmerge.planning.usable_checkpoints import usable_checkpoints
 from dpmerge.portfolio.portfolio import Portfolio
-from dpmerge.privacy import domain
+from dpmerge.terms.guarantee import Guarantee
 
 ObjectiveName = Literal["noise", "saturate"]
 
 
 def plan(
     portfolio: Portfolio,
-    target: Guarantee,
+    target: Guarantee | None = None,
     *,
+    epsilon: float | None = None,
+    delta: float | None = None,
     method: Method = "auto",
     objective: Objective | PublicEvaluation | PrivateValidation | ObjectiveName = "noise",
-    theorem: Theorem = "auto",
+    theorem: AskedTheorem = "auto",
     accounting: Accounting = "pld",
     non_private: Collection[str] = (),
 ) -> Plan:
-    """The best release of a portfolio that meets a target.
+    """The best release of a portfolio that meets a target (docs/plan.md; docs/theory.md, "Choosing").
 
-    `method`: `select` one checkpoint at random, `combine` checkpoints into one, `mix` (random selection among
-    checkpoints and combinations), or `auto` (mix, but of checkpoints from the last part of their runs if the target
-    can be met with them, and without a draw, without locking runs and with fewer models where that costs at most 2 %
-    of the score). `objective`: by what the best is told, see
-    `objectives`, `looking` and `validation`. `theorem` restricts how combinations are accounted for, `accounting` is
-    by privacy loss distributions or Rényi divergence. `non_private` names runs without privacy that may be drawn
-    (with a probability below δ).
+    Args:
+        portfolio: The runs to release from, as `Portfolio.load` returns them.
+        target: The (ε, δ) to meet; or give `epsilon` and `delta`.
+        epsilon: The ε to meet.
+        delta: The δ to meet it at.
+        method: `select` one checkpoint at random, `combine` checkpoints into one, `mix` (draw either), or `auto`: mix,
+            but of checkpoints from the last part of their runs if the target can be met with them, and without a
+            draw, without locking runs and with fewer models where that costs at most 2 % of the score.
+        objective: By what the best is told: `noise` (least predicted), `saturate` (spend the budget), a `Prior`, a
+            `PublicEvaluation` or a `PrivateValidation`.
+        theorem: How combinations are accounted for; `auto`: joint release wherever it serves.
+        accounting: `pld` (privacy loss distributions, exact) or `rdp` (Rényi divergence).
+        non_private: Runs without privacy that may be drawn, with a probability below δ.
+
+    Returns:
+        What to release, what it costs by which theorem, and how it was chosen. Nothing is merged or charged.
+
+    Raises:
+        TargetOutOfReachError: Nothing in the portfolio meets the target; it names the smallest ε that something does.
+        NoGuaranteeError: No theorem asked for covers these runs.
+        InvalidInputError: A bad value, or not exactly one of `target` and `epsilon` with `delta`.
+
+    >>> from dpmerge import Portfolio
+    >>> plan(Portfolio.load("examples/mnist"), epsilon=0.12, delta=1e-5)
+    Plan(0.2392: average of ladder-1…4@20; 0.7608: average of ladder-1…5@20; ε = 0.12 at δ = 1e-05 by random_selection)
     """
-    domain.instance("portfolio", portfolio, Portfolio, "a Portfolio, as Portfolio.load returns it")
-    domain.instance("target", target, Guarantee, "a Guarantee(epsilon=…, delta=…)")
+    target = _target(target, epsilon, delta)
+    _require(portfolio, target, method, theorem, accounting)
+    usable = usable_checkpoints(portfolio, target.delta, non_private=non_private)
+    if isinstance(objective, PrivateValidation):
+        return private_selection_plan(usable, target, objective, method, theorem, accounting)
+    if isinstance(objective, PublicEvaluation) and objective.tuning == "charged":
+        return public_selection_plan(usable, target, objective, method, theorem, accounting)
+    rule = LeastNoise() if isinstance(objective, PublicEvaluation) else objective_named(objective)
+    search = CandidateSearch.of(usable, target, rule, theorem, accounting, combining=method != "select")
+    if isinstance(objective, PublicEvaluation):
+        return unaccounted_plan(search, objective, method)
+    return _best(search, method)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleaseAlternatives:
+    """The best release that others may follow, or why there is none; and the best that must be its runs' last."""
+
+    joint: Plan | TargetOutOfReachError
+    final: Plan | None
+
+
+def release_alternatives(
+    portfolio: Portfolio, target: Guarantee, *, method: Method = "auto", objective: ObjectiveName = "noise"
+) -> ReleaseAlternatives:
+    """Both kinds of release by one search, so that whoever releases can say what a final one would gain.
+
+    Args:
+        portfolio: The runs to release from.
+        target: The (ε, δ) to meet.
+        method: As for `plan`, of the release that others may follow; the final one is by `auto`.
+        objective: `noise` or `saturate`.
+
+    Returns:
+        What `plan` returns for theorem `joint_release` (or the refusal), and for `auto` (or None).
+
+    Raises:
+        NoGuaranteeError, InvalidInputError: As `plan`, but for a target that joint release alone cannot meet.
+
+    >>> from dpmerge import Portfolio
+    >>> found = release_alternatives(Portfolio.load("examples/probe"), Guarantee(epsilon=0.6, delta=1e-5))
+    >>> found.joint.theorem, found.final.theorem
+    ('joint_release', 'hidden_state')
+    """
+    _require(portfolio, target, method, "auto", "pld")
+    usable = usable_checkpoints(portfolio, target.delta)
+    search = CandidateSearch.of(usable, target, objective_named(objective), "auto", "pld")
+    joint: Plan | TargetOutOfReachError
+    try:
+        joint = _best(search if method == "select" else search.by_joint_release(), method)
+    except TargetOutOfReachError as error:
+        joint = error
+    try:
+        final = preferred(search)
+    except NoGuaranteeError:
+        final = None
+    return ReleaseAlternatives(joint=joint, final=final)
+
+
+def _best(search: CandidateSearch, method: Method) -> Plan:
+    return preferred(search) if method == "auto" else search.plan(method)
+
+
+def _target(target: Guarantee | None, epsilon: float | None, delta: float | None) -> Guarantee:
+    """Exactly one of both ways of saying it."""
+    if target is not None:
+        validation.instance("target", target, Guarantee, "a Guarantee(epsilon=…, delta=…), or epsilon=… and delta=…")
+        if epsilon is not None or delta is not None:
+            raise InvalidInputError("target", target, "either a Guarantee, or epsilon and delta, not both")
+        return target
+    if epsilon is None or delta is None:
+        missing = " and ".join(name for name, value in (("epsilon", epsilon), ("delta", delta)) if value is None)
+        raise InvalidInputError("target", None, "epsilon=… and delta=…, or a Guarantee", found=f"no {missing}")
+    return Guarantee(epsilon=epsilon, delta=delta)
+
+
+def _require(portfolio: Portfolio, target: Guarantee, method: str, theorem: str, accounting: str) -> None:
+    validation.instance("portfolio", portfolio, Portfolio, "a Portfolio, as Portfolio.load returns it")
     target.require_target()
     require_method(method, theorem)
     if accounting not in get_args(Accounting):
-        raise InvalidInput("accounting", accounting, ", ".join(get_args(Accounting)))
-    usable = rungs(portfolio, target.delta, non_private=non_private)
-    if isinstance(objective, PublicEvaluation) and objective.tuning == "charged":
-        return looked_plan(usable, target, objective, method, theorem, accounting)
-    if isinstance(objective, PrivateValidation):
-        return validated_plan(usable, target, objective, method, theorem, accounting)
-    if isinstance(objective, PublicEvaluation):
-        desk = Desk.of(usable, target, LeastNoise(), theorem, accounting, combining=method != "select")
-        return uncharged_plan(desk, objective, method)
-    desk = Desk.of(usable, target, objective_named(objective), theorem, accounting, combining=method != "select")
-    return desk.preferred() if method == "auto" else desk.plan(method)
+        raise InvalidInputError("accounting", accounting, ", ".join(get_args(Accounting)))

@@ -5,25 +5,32 @@ Guarantees: an ε is given only where the records prove one, else the reason; ev
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dpmerge.errors import NoGuarantee
-from dpmerge.portfolio.caveats import Caveat, caveats
+from dpmerge.accounting import validation
+from dpmerge.accounting.combination import THEOREMS, Bound, LinearCombination
+from dpmerge.accounting.exposure import Checkpoint, Exposure
+from dpmerge.accounting.gaussian import GaussianProfile
+from dpmerge.accounting.mechanisms import DpSgd
+from dpmerge.accounting.one_shot_mechanisms import AccountantHistory
+from dpmerge.accounting.premises import Premise
+from dpmerge.console import PlainConsole
+from dpmerge.errors import InvalidInputError, NoGuaranteeError
 from dpmerge.portfolio.portfolio import Portfolio
-from dpmerge.portfolio.runs import Run, SavedCheckpoint
-from dpmerge.privacy import domain
-from dpmerge.privacy.combination import THEOREMS, Bound, LinearCombination
-from dpmerge.privacy.exposure import Checkpoint, Exposure
-from dpmerge.privacy.gaussian import GaussianProfile
-from dpmerge.privacy.mechanisms import DpSgd
-from dpmerge.privacy.premises import Premise
-from dpmerge.privacy.releases import AccountantHistory
+from dpmerge.portfolio.portfolio_caveats import caveats
+from dpmerge.portfolio.recorded_runs import Run, SavedCheckpoint
+from dpmerge.terms.caveats import Caveat
+from dpmerge.terms.checkpoint_reference import CheckpointReference
+from dpmerge.terms.portfolio_facts import Allowance
+from dpmerge.terms.theorems import NAMED
 
-SHOWN_THEOREMS = ("joint_release", "last_step", "hidden_state", "merged_trajectory")
+TABLE_WIDTH = 100
 
 
 @dataclass(frozen=True)
@@ -46,7 +53,7 @@ class Scope:
 
 @dataclass(frozen=True)
 class Inspection:
-    """Everything `dpmerge inspect` says about a portfolio."""
+    """Everything `dpmerge inspect` says about a portfolio; `str()` is its tables, `document()` its figures as JSON."""
 
     portfolio: Portfolio
     delta: float
@@ -54,6 +61,13 @@ class Inspection:
     groups: tuple[tuple[tuple[str, ...], tuple[Scope, ...]], ...]
     everything: Cost
     caveats: tuple[Caveat, ...]
+
+    def __str__(self) -> str:
+        from dpmerge.portfolio.inspection_table import print_inspection  # which is written in terms of this class
+
+        text = StringIO()
+        print_inspection(self, PlainConsole(file=text, width=TABLE_WIDTH))
+        return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
     def document(self) -> dict[str, Any]:
         """As the JSON that `--json` prints."""
@@ -106,11 +120,45 @@ class Inspection:
         }
 
 
-def inspect(portfolio: Portfolio, delta: float) -> Inspection:
-    """Account for every checkpoint, for all of them together, and ask each theorem what it covers."""
-    domain.delta("delta", delta)
+def inspect(
+    portfolio: Portfolio | str | Path,
+    delta: float = 1e-5,
+    *,
+    headers_only: bool = False,
+    allow: Iterable[Allowance] = (),
+) -> Inspection:
+    """Account for every checkpoint, for all of them together, and ask each theorem what it covers.
+
+    Args:
+        portfolio: A portfolio, or where it is: a folder of runs, one run's folder, or a `portfolio.yaml`.
+        delta: The δ at which every ε is given.
+        headers_only: Do not read the weights of a portfolio that is given by its place: faster, but digests are not
+            checked, and a caveat says so.
+        allow: Differences in spite of which models of a portfolio given by its place are averaged:
+            `different_initial_weights`, `different_frozen_tensors`.
+
+    Returns:
+        What each checkpoint costs alone, what all cost together, which theorem covers which average, and every caveat.
+
+    Raises:
+        PortfolioError: If the portfolio cannot be used; which file and field, and what would be accepted.
+        InvalidInputError: If δ is not between 0 and 1, or a loaded portfolio is to be loaded otherwise.
+
+    Example:
+        >>> found = inspect("examples/probe", delta=1e-5)
+        >>> [run["run"] for run in found.document()["runs"]]
+        ['s16', 's32', 's64']
+        >>> str(found).splitlines()[0]
+        '3 runs on mnist-train (60,000 records)'
+    """
+    validation.delta("delta", delta)
+    if not isinstance(portfolio, Portfolio):
+        portfolio = Portfolio.load(portfolio, contents=not headers_only, allow=allow)
+    elif headers_only or tuple(allow):
+        accepted = "the place of a portfolio with headers_only and allow; one that is loaded has its own"
+        raise InvalidInputError("portfolio", portfolio, accepted)
     groups = tuple(
-        (tuple(run.id for run in group), tuple(scope(portfolio, group, theorem) for theorem in SHOWN_THEOREMS))
+        (tuple(run.id for run in group), tuple(scope(portfolio, group, theorem.value) for theorem in NAMED))
         for group in portfolio.combinable()
     )
     return Inspection(
@@ -145,7 +193,7 @@ def scope(portfolio: Portfolio, group: Sequence[Run], theorem: str) -> Scope:
                 together = tried
             else:
                 missing[run.id] = _failing(bound)
-    return Scope(theorem, tuple(f"{run.id}@{alone[run].step}" for run in together), missing)
+    return Scope(theorem, tuple(str(CheckpointReference(run.id, alone[run].step)) for run in together), missing)
 
 
 def _ask(portfolio: Portfolio, theorem: str, runs: Sequence[Run], checkpoints: Sequence[Checkpoint]) -> Bound:
@@ -166,7 +214,7 @@ def _costs(run: Run, delta: float) -> list[Cost]:
     if isinstance(sampled, DpSgd) and not sampled.is_full_batch and steps:
         try:
             return [Cost(float(epsilon)) for epsilon in sampled.prefix_epsilons(delta, steps)]
-        except NoGuarantee as reason:
+        except NoGuaranteeError as reason:
             return [Cost(None, reason=str(reason)) for _ in steps]
     return [cost_of([run.at(step)], delta) for step in steps]
 
@@ -176,7 +224,7 @@ def cost_of(checkpoints: Sequence[Checkpoint], delta: float) -> Cost:
     try:
         profile = Exposure.of(checkpoints).profile()
         return Cost(profile.epsilon(delta), profile.mu if isinstance(profile, GaussianProfile) else None)
-    except NoGuarantee as reason:
+    except NoGuaranteeError as reason:
         return Cost(None, reason=str(reason))
 
 

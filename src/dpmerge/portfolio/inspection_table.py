@@ -9,13 +9,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dpmerge.account.table import shown, value_range
-from dpmerge.portfolio.facts import DpSgdFacts, HistoryFacts
+from dpmerge.accounting.rounding import format_up, value_range
 from dpmerge.portfolio.inspection import Cost, Inspection, Scope
-from dpmerge.portfolio.runs import Run
+from dpmerge.portfolio.recorded_runs import Run
+from dpmerge.terms.mechanism_schema import DpSgdFacts, HistoryFacts
+from dpmerge.terms.theorems import Theorem
 
 MOST_METRICS = 2
-ONE_RELEASE = ("last_step", "hidden_state", "merged_trajectory")
 
 
 def print_inspection(inspection: Inspection, console: Console) -> None:
@@ -59,7 +59,7 @@ def _checkpoints(inspection: Inspection) -> Table:
         for saved, cost in inspection.costs[run.id]:
             values = {m.name: m.value for m in saved.metrics if m.measured_on == "public"}
             scores = [f"{values[name]:.3f}" if name in values else "–" for name in metrics]
-            table.add_row(*described, str(saved.step), shown(cost.mu), shown(cost.epsilon), *scores)
+            table.add_row(*described, str(saved.step), format_up(cost.mu), format_up(cost.epsilon), *scores)
             described = ["", "", "", ""]
         if not inspection.costs[run.id]:
             table.add_row(*described, "–", "–", "–", *("–" for _ in metrics))
@@ -91,7 +91,7 @@ def _scopes(group: Sequence[str], scopes: Iterable[Scope]) -> Table:
     table.add_column("does not cover")
     for scope in scopes:
         covers = Text(_members(group, scope), style="green" if scope.members else "yellow")
-        if scope.members and scope.theorem in ONE_RELEASE:
+        if scope.members and Theorem(scope.theorem).is_final:
             covers.append("\nas the only release of these runs")
         table.add_row(scope.theorem, covers, _missing(group, scope))
     return table
@@ -123,8 +123,8 @@ def _some(group: Sequence[str], runs: Sequence[str]) -> str:
 def _together(cost: Cost) -> Text:
     if cost.epsilon is None:
         return Text(f"Everything at once: no figure ({cost.reason})", style="yellow")
-    exact = f" (μ = {shown(cost.mu)})" if cost.mu is not None else ""
-    return Text(f"Everything at once, whatever is done with it: ε = {shown(cost.epsilon)}{exact}", style="bold")
+    exact = f" (μ = {format_up(cost.mu)})" if cost.mu is not None else ""
+    return Text(f"Everything at once, whatever is done with it: ε = {format_up(cost.epsilon)}{exact}", style="bold")
 
 
 def _caveats(inspection: Inspection) -> Table:

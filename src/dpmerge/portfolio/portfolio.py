@@ -1,7 +1,7 @@
 """A portfolio: runs on the same data, read together, checked, and ready to be merged as far as their records allow.
 
-Guarantees: every run that is in it passed every check of `runs` and `agreement`; what is merely doubtful is a caveat,
-and nothing private is ever offered for planning.
+Guarantees: every run that is in it passed every check of `run_reading` and `compatibility`; what is merely doubtful is
+a caveat, and nothing private is ever offered for planning.
 Refuses: see the table in docs/portfolio.md, a named error for each.
 """
 
@@ -12,25 +12,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-from dpmerge.documents import is_file
-from dpmerge.errors import InvalidInput, NotCombinable, PortfolioError
-from dpmerge.portfolio.agreement import mechanisms, require_agreement, tensor_difference
-from dpmerge.portfolio.facts import DpSgdFacts
-from dpmerge.portfolio.listing import (
-    LISTING_NAMES,
-    Allowance,
-    ignored_folders,
-    read_listing,
-    require_complete,
-    run_folders,
-)
-from dpmerge.portfolio.runs import Run, SavedCheckpoint, read_run
-from dpmerge.privacy.exposure import Adjacency, Checkpoint, Exposure
+from dpmerge.accounting.exposure import Adjacency, Checkpoint, Exposure
+from dpmerge.errors import InvalidInputError, NotCombinableError, PortfolioError
+from dpmerge.files import is_file
+from dpmerge.portfolio.compatibility import mechanisms, require_agreement, tensor_difference
+from dpmerge.portfolio.portfolio_file import LISTING_NAMES, ignored_folders, read_listing, require_complete, run_folders
+from dpmerge.portfolio.recorded_runs import Run, SavedCheckpoint
+from dpmerge.portfolio.run_reading import read_run
+from dpmerge.terms.portfolio_facts import Allowance
+from dpmerge.terms.run_record import shared_map_voucher
 
 
 @dataclass(frozen=True)
 class Portfolio:
-    """Runs on the same data, for the same unit of privacy and adjacency."""
+    """Runs on the same data, for the same unit of privacy and adjacency.
+
+    >>> portfolio = Portfolio.load("examples/probe")
+    >>> portfolio.dataset, portfolio.adjacency.value, [run.id for run in portfolio.runs]
+    ('mnist-train', 'replace_one', ['s16', 's32', 's64'])
+    """
 
     path: Path
     runs: tuple[Run, ...]
@@ -44,12 +44,23 @@ class Portfolio:
     def load(cls, path: str | Path, *, contents: bool = True, allow: Iterable[Allowance] = ()) -> Portfolio:
         """Read a folder of runs, one run's folder, or a `portfolio.yaml`.
 
-        `contents=False` reads headers only: digests and finiteness are then not checked, and a caveat says so.
+        Args:
+            path: The folder or the file.
+            contents: Read every weight; False reads headers only: digests and finiteness are then not checked, and a
+                caveat says so.
+            allow: Differences that may be averaged over, besides those a `portfolio.yaml` allows.
+
+        Returns:
+            The portfolio, every check between its runs passed.
+
+        Raises:
+            PortfolioError: Something is wrong in a file, or the runs do not belong together (docs/portfolio.md has a
+                named error for each reason).
         """
         path = Path(path)
         for name in (allow := tuple(allow)):
             if name not in get_args(Allowance):
-                raise InvalidInput("allow", name, ", ".join(get_args(Allowance)))
+                raise InvalidInputError("allow", name, ", ".join(get_args(Allowance)))
         named = [path] if path.suffix in (".yaml", ".yml") else [path / name for name in LISTING_NAMES]
         if listing_file := next((file for file in named if is_file(file)), None):
             listing = read_listing(listing_file)
@@ -87,7 +98,7 @@ class Portfolio:
         for run in self.runs:
             if run.id == name:
                 return run
-        raise InvalidInput("run", name, ", ".join(run.id for run in self.runs))
+        raise InvalidInputError("run", name, ", ".join(run.id for run in self.runs))
 
     def saved(self, name: str) -> SavedCheckpoint:
         """The checkpoint written as run@step."""
@@ -95,7 +106,7 @@ class Portfolio:
             if checkpoint.name == name:
                 return checkpoint
         known = ", ".join(checkpoint.name for checkpoint in self.checkpoints())
-        raise InvalidInput("checkpoint", name, known)
+        raise InvalidInputError("checkpoint", name, known)
 
     def checkpoints(self) -> Iterator[SavedCheckpoint]:
         """Every checkpoint that was kept."""
@@ -137,34 +148,25 @@ class Portfolio:
         for run, other in _pairs(runs, lambda r: bool(r.checkpoints)):
             if (mismatch := tensor_difference(other.checkpoints[0], run.checkpoints[0])) is not None:
                 accepted, found = f"the tensors of {other.id}", f"others ({mismatch.field})"
-                yield "different_tensors", NotCombinable(run.file, "tensors", mismatch.value, accepted, found=found)
+                yield (
+                    "different_tensors",
+                    NotCombinableError(run.file, "tensors", mismatch.value, accepted, found=found),
+                )
         for run, other in _pairs(runs, lambda r: r.manifest.initial_weights is not None):
             if run.manifest.initial_weights != other.manifest.initial_weights:
                 found = str(run.manifest.initial_weights)
                 accepted = f"the initial weights of {other.id}, or allow different_initial_weights"
                 yield (
                     "different_initial_weights",
-                    NotCombinable(run.file, "initial_weights", found, accepted, found=found),
+                    NotCombinableError(run.file, "initial_weights", found, accepted, found=found),
                 )
         for run, other in _pairs(runs, lambda r: r.manifest.tensors is not None):
             if (name := _different_frozen(other, run)) is not None:
                 accepted = f"the same frozen tensors as {other.id}, or allow different_frozen_tensors"
                 yield (
                     "different_frozen_tensors",
-                    NotCombinable(run.file, f"tensors.frozen: {name}", name, accepted, found="another tensor"),
+                    NotCombinableError(run.file, f"tensors.frozen: {name}", name, accepted, found="another tensor"),
                 )
-
-
-def shared_map_voucher(mechanisms: Iterable[object]) -> str | None:
-    """Who vouches that these runs share one affine update map, by what each says of its mechanism."""
-    maps = []
-    for facts in mechanisms:
-        if not isinstance(facts, DpSgdFacts) or facts.affine_map is None:
-            return None
-        maps.append(facts.affine_map)
-    if len({affine.id for affine in maps}) != 1:
-        return None
-    return ", ".join(dict.fromkeys(affine.vouched_by for affine in maps))
 
 
 def _pairs(runs: Sequence[Run], known: Callable[[Run], bool]) -> Iterator[tuple[Run, Run]]:

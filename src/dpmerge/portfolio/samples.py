@@ -19,9 +19,8 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, model_validator
 
-from dpmerge.documents import Strict
-from dpmerge.errors import InvalidInput
-from dpmerge.portfolio.facts import AnyText
+from dpmerge.errors import InvalidInputError
+from dpmerge.terms.documents import AnyText, Strict
 
 Array = npt.NDArray[np.float64]
 
@@ -83,12 +82,12 @@ class StartSample(Strict):
     @model_validator(mode="after")
     def _finite_numbers(self) -> StartSample:
         if self.every & (self.every - 1):
-            raise InvalidInput("every", self.every, str(type(self).model_fields["every"].description))
+            raise InvalidInputError("every", self.every, str(type(self).model_fields["every"].description))
         for name, text in self.values.items():
             values = _decoded(text)
             if values is None or len(values) > MOST_VALUES // self.every or not np.isfinite(values).all():
                 accepted = f"at most {MOST_VALUES // self.every} finite single precision numbers in base64"
-                raise InvalidInput(f"values: {name}", None, accepted, found="something else")
+                raise InvalidInputError(f"values: {name}", None, accepted, found="something else")
         return self
 
     @classmethod

@@ -1,17 +1,17 @@
 """What is known of the weights that runs started from: values, digests, or nothing.
 
 Guarantees: values that are said to be a start's are those of every kept tensor that is still as it was then.
-Refuses (`DigestMismatch`): a recorded sample that is not.
+Refuses (`DigestMismatchError`): a recorded sample that is not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from dpmerge.errors import DigestMismatch
-from dpmerge.portfolio.facts import DpSgdFacts, HistoryFacts
-from dpmerge.portfolio.runs import RecordedRun, Run, SavedCheckpoint
+from dpmerge.errors import DigestMismatchError
+from dpmerge.portfolio.recorded_runs import RecordedRun, Run, SavedCheckpoint
 from dpmerge.portfolio.samples import Sample, aligned
+from dpmerge.terms.mechanism_schema import DpSgdFacts, HistoryFacts
 
 Samples = Mapping[str, Sample]
 
@@ -29,7 +29,7 @@ def start_values(run: RecordedRun) -> Samples:
         both = aligned(recorded[name], sample) if name in recorded else None
         if name in recorded and (both is None or (both[0] != both[1]).any()):
             accepted = f"the values {name} has in a checkpoint in which it is as it was at the start"
-            raise DigestMismatch(run.file, f"start_sample.values: {name}", None, accepted, found="other values")
+            raise DigestMismatchError(run.file, f"start_sample.values: {name}", None, accepted, found="other values")
     return {**recorded, **seen}
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dpmerge.planning.look_set import look_set
-from dpmerge.planning.rungs import rungs
-from dpmerge.planning.target import Guarantee
+from dpmerge.planning.usable_checkpoints import usable_checkpoints
 from dpmerge.portfolio.portfolio import Portfolio
+from dpmerge.terms.guarantee import Guarantee
 
 
 def ceiling_steps(
@@ -19,5 +19,5 @@ def ceiling_steps(
     """Run → step, ancestors included; the checkpoints named, or the runs whose average carries the least noise."""
     target = Guarantee(epsilon=epsilon, delta=delta)
     target.require_target()
-    chosen = look_set(rungs(portfolio, delta), target, names, "pld")
+    chosen = look_set(usable_checkpoints(portfolio, delta), target, names, "pld")
     return {run.label: step for run, step in chosen.exposure.steps.items()}

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dpmerge.errors import RunsLocked
+from dpmerge.errors import RunsLockedError
 from dpmerge.ledger.identity import identity_of
 from dpmerge.ledger.ledger import Ledger
 from dpmerge.portfolio.manifest import Manifest
+from dpmerge.terms.checkpoint_reference import CheckpointReference
 
 
 def require_runs_as_charged(ledger: Ledger, manifests: Iterable[Manifest]) -> None:
@@ -21,17 +22,17 @@ def require_runs_as_charged(ledger: Ledger, manifests: Iterable[Manifest]) -> No
     for entry in ledger.entries():
         inputs = entry.body.get("details", {}).get("inputs", {})
         for name, digests in inputs.items():
-            run, _, step = name.rpartition("@")
-            if step != "0" and run in entry.body["identities"]:
-                charged |= dict.fromkeys(digests, (entry.body["identities"][run], name))
+            checkpoint = CheckpointReference.parse(name, "details.inputs")
+            if checkpoint.step and checkpoint.run in entry.body["identities"]:
+                charged |= dict.fromkeys(digests, (entry.body["identities"][checkpoint.run], name))
     for manifest in manifests:
         identity = identity_of(manifest)
         for saved in manifest.checkpoints:
             for file in saved.files if saved.step else ():
                 known, name = charged.get(file.sha256, (identity, ""))
                 if known != identity:
-                    raise RunsLocked(
-                        f"{manifest.run}@{saved.step}: this ledger has charged these weights as {name}, of a run that "
-                        "was recorded otherwise; a manifest that is written again is another run to it, so bring the "
-                        "first one back: what was released of it counts, and its locks hold"
+                    raise RunsLockedError(
+                        f"{CheckpointReference(manifest.run, saved.step)}: this ledger has charged these weights as "
+                        f"{name}, of a run that was recorded otherwise; a manifest that is written again is another "
+                        "run to it, so bring the first one back: what was released of it counts, and its locks hold"
                     )

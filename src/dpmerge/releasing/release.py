@@ -7,54 +7,39 @@ Refuses: whatever the ledger refuses (caps, locked runs), targets that are there
 
 from __future__ import annotations
 
-import os
-import re
-import shutil
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
+from dpmerge.accounting.rounding import format_up
 from dpmerge.certificate.audited import Audited
-from dpmerge.certificate.envelope import CERTIFICATE_NAME
 from dpmerge.certificate.keys import Passphrase, read_private
-from dpmerge.certificate.predicate import input_names
-from dpmerge.certificate.private_salt import require_private_salt
-from dpmerge.documents import is_file
-from dpmerge.errors import CannotWrite, InvalidInput, note_charge
+from dpmerge.errors import (
+    InvalidInputError,
+    NoGuaranteeError,
+    TargetOutOfReachError,
+)
+from dpmerge.ledger.charge import Charge
+from dpmerge.ledger.entries import BudgetScope
 from dpmerge.ledger.identity import identity_of, noise_mark
 from dpmerge.ledger.ledger import Ledger
-from dpmerge.ledger.request import ChargeRequest
 from dpmerge.merging.draw import draw
-from dpmerge.merging.readiness import require_ready, require_recorded
 from dpmerge.merging.staging import require_writable
-from dpmerge.merging.ties import require_ties
-from dpmerge.planning.plan import Plan
-from dpmerge.planning.planned import Planned
-from dpmerge.planning.target import Guarantee
-from dpmerge.portfolio.parents import require_named_parents
-from dpmerge.portfolio.runs import require_frozen_still, sampled
-from dpmerge.releasing.finishing import finish, is_being_made, only_one
+from dpmerge.planning.plan import Plan, require_current
+from dpmerge.portfolio.portfolio import Portfolio
+from dpmerge.releasing.charge_notes import noting
+from dpmerge.releasing.commitment_salt import require_private_salt
 from dpmerge.releasing.known_weights import require_runs_as_charged
-from dpmerge.releasing.order import Adapters, Order
-from dpmerge.releasing.place import default_ledger, opened_ledger, require_whole_ledger, witness, witnesses
-
-_SHOWN = (
-    "guarantee", "target", "theorem", "proved", "final", "choice", "tuning", "outcomes", "ledger", "caveats",
-)  # fmt: skip
-
-LONGEST_PATH = 500
-"""Characters of a path that is written down."""
-
-_NO_TEXT = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-
-LETTING_GO = 1.0
-"""Seconds. Between letting go of a place and noting completion lies one transaction."""
-
-Progress = Callable[[int, int], object]
+from dpmerge.releasing.ledger_location import default_ledger, is_missing, opened_ledger, require_whole_ledger, witness
+from dpmerge.releasing.output_lock import output_lock
+from dpmerge.releasing.preconditions import require_makeable, require_nothing_pending, require_writable_name
+from dpmerge.releasing.publish import publish
+from dpmerge.releasing.release_job import Progress, ReleaseJob
+from dpmerge.releasing.settings import Adapters, ReleaseSettings
+from dpmerge.terms.guarantee import Guarantee
+from dpmerge.terms.release_terms import ReleaseTerms
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +84,7 @@ class Release:
 
 
 def release(
-    plan: Plan | Planned,
+    plan: Plan,
     *,
     out: str | Path,
     ledger: str | Path | None = None,
@@ -110,7 +95,7 @@ def release(
     reveal_draw: bool = False,
     donor: str | None = None,
     adapters: Adapters = "as_trained",
-    audit: Audited | None = None,
+    audit: bool | Audited = False,
     jobs: int = 2,
     progress: Progress | None = None,
     passphrase: Passphrase = None,
@@ -118,175 +103,152 @@ def release(
 ) -> Release:
     """Make what a plan says, in the folder `out`, with its certificate and model card.
 
-    `ledger` is a file or a database's URL, by default a file beside the portfolio. `final` declares that nothing else
-    of these runs will be released: they are locked, and theorems sharper than joint release apply. `key` is the private
-    key to sign with. The same `request_key` returns the same release. `reveal_draw` says in the certificate which
-    candidate was drawn. `donor` names the run whose configuration files are copied. `audit` is what an attack on the
-    simulated release has shown, for the certificate to carry. `passphrase` is the key's, or a function that asks
-    for it. A key or salt that others may read, and a ledger that everybody may write to, are refused unless
-    `insecure_permissions`.
+    Args:
+        plan: what to release, from `dpm.plan`, `Plan.load` or `dpm.prepare`.
+        out: the folder to make; it appears whole or not at all.
+        ledger: a file or a database's URL; by default a file beside the portfolio.
+        final: nothing else of these runs will ever be released: they are locked, and theorems sharper than joint
+            release apply. Without it the release is priced so that others may follow.
+        key: the file of the private key to sign with.
+        request_key: a name for this request; asked again, it returns the same release.
+        overwrite: replace an earlier release in `out`.
+        reveal_draw: say in the certificate which candidate was drawn.
+        donor: the run whose configuration files are copied; by default that of the largest weight.
+        adapters: LoRA adapters are averaged `as_trained`, or `concatenated` (exactly Σ λ ΔW).
+        audit: attack the simulated release first (or the result of such an attack), for the certificate to carry.
+        jobs: threads that read, add up, hash and write.
+        progress: called with bytes done and bytes in all.
+        passphrase: the key's, or a function that asks for it.
+        insecure_permissions: go on although others may read the key or the salt, or write the ledger.
 
-    An error after the charge has a note that says so (`__notes__`).
+    Returns:
+        The release: where it is, and what its certificate says.
+
+    Raises:
+        NoGuaranteeError: it does not meet its target as a release that others may follow.
+        CapExceededError: a cap on this data does not allow it; nothing was charged.
+        RunsLockedError: its runs are locked, or cannot be in a final release; nothing was charged.
+        CannotWriteError: the output cannot be written. An error after the charge has a note that says so
+            (`__notes__`).
+
+    >>> from tempfile import TemporaryDirectory
+    >>> from dpmerge.examples import write_example
+    >>> from dpmerge import Portfolio, plan
+    >>> with TemporaryDirectory() as place:
+    ...     _ = write_example("mnist", f"{place}/models")
+    ...     made = release(
+    ...         plan(Portfolio.load(f"{place}/models"), epsilon=0.12, delta=1e-5), out=f"{place}/merged"
+    ...     )
+    >>> made.guarantee, sorted(made.files)
+    (Guarantee(epsilon=0.12, delta=1e-05), ['model.safetensors'])
     """
-    planned = plan if isinstance(plan, Planned) else Planned.of(_is_plan(plan))
-    planned = planned if final else planned.lasting()
-    portfolio, target = planned.portfolio, Path(out).absolute()
+    terms = releasable(plan, final=final)
+    portfolio, target = plan.portfolio, Path(out).absolute()
     if adapters not in get_args(Adapters):
-        raise InvalidInput("adapters", adapters, ", ".join(get_args(Adapters)))
+        raise InvalidInputError("adapters", adapters, ", ".join(get_args(Adapters)))
     key = None if key is None else Path(key)
     unlock = partial(read_private, passphrase=passphrase, insecure_permissions=insecure_permissions)
     if key is not None:
         unlock(key)  # a key that cannot sign is noticed before anything is charged
-    if audit is not None:
-        audit.judged(planned.terms.epsilon(planned.target.delta))
     for field, path in (("output", target), ("portfolio", portfolio.path.absolute()), ("key", key)):
-        _require_writable_name(field, path)
-    order = Order.of(
-        planned,
+        require_writable_name(field, path)
+    settings = ReleaseSettings.of(
+        portfolio,
+        terms,
+        plan.target,
         out=target,
         donor=donor,
         adapters=adapters,
         reveal_draw=reveal_draw,
         key=key,
         overwrite=overwrite,
-        audit=audit,
+        audit=_audited(terms, plan.target, audit),
+        asked=plan.request,
     )
     place = default_ledger(portfolio) if ledger is None else ledger
     require_writable(target, overwrite=True)
-    with only_one(target) as let_go, opened_ledger(place, portfolio, insecure_permissions) as book:
+    if new := is_missing(place):  # nothing can be known or pending there: what cannot be made leaves no ledger behind
+        require_makeable(portfolio, terms, settings, place, jobs, every_byte=final)
+    with output_lock(target) as release_lock, opened_ledger(place, portfolio, insecure_permissions) as book:
         require_whole_ledger(book, portfolio, target)
-        request = _request(planned, final, request_key, order)
-        known = book.by_key(request.book, request_key) if request_key is not None else None
+        proposed = _proposed(portfolio, terms, settings, final, request_key)
         require_private_salt(portfolio, insecure_permissions)
-        if known is None:
-            require_runs_as_charged(book, [portfolio.run(stated.run).manifest for stated in planned.terms.runs])
-            once = final or book.is_capped(request.book)
-            require_makeable(planned, order, place, jobs, every_byte=once)
-            require_nothing_pending(book, planned, target)
-        charged = book.charge(request, draw)
-        left = f"release {charged.release_id} is charged; `dpmerge ledger recover` finishes it"
-        with noting(left if charged.status == "pending" else None, target):
+        if request_key is None or book.by_key(proposed.scope, request_key) is None:
+            _require_new(book, portfolio, terms, settings, place, jobs, final=final, looked_at=new)
+        charge = book.charge(proposed, draw)
+        job = ReleaseJob(ledger=book, charge=charge, portfolio=portfolio, jobs=jobs, progress=progress, unlock=unlock)
+        left = f"release {charge.release_id} is charged; `dpmerge ledger recover` finishes it"
+        with noting(left if charge.status == "pending" else None, target):
             witness(book, portfolio)
-            made = finish(
-                book, charged, portfolio, out=target, let_go=let_go, jobs=jobs, progress=progress, unlock=unlock
-            )
-        with noting(f"release {charged.release_id} is out, in {target}: it is charged and complete", target):
+            made = publish(job, target, release_lock)
+        with noting(f"release {charge.release_id} is out, in {target}: it is charged and complete", target):
             witness(book, portfolio)
-    return Release(Path(out), charged.release_id, made.content, made.files, made.is_signed, charged.already)
+    return Release(Path(out), charge.release_id, made.content, made.files, made.is_signed, charge.already)
 
 
-@contextmanager
-def noting(words: str | None, out: Path) -> Iterator[None]:
-    """Whatever fails says what has become of the release; what the system complains of is an error of ours."""
-    try:
-        yield
-    except BrokenPipeError as error:  # standard output: there is nothing to mend
-        if words is not None:
-            note_charge(error, words)
-        raise
-    except OSError as error:
-        failed = cannot_go_on(out, error)
-        if words is not None:
-            note_charge(failed, words)
-        raise failed from error
-    except BaseException as error:
-        if words is not None:
-            note_charge(error, words)
-        raise
+def releasable(plan: Plan, *, final: bool) -> ReleaseTerms:
+    """The terms a plan is released on: as they are if it is final, else so that other releases may follow.
 
-
-def cannot_go_on(out: Path, error: OSError) -> CannotWrite:
-    where = "" if error.filename is None else f" with {error.filename}"
-    accepted = "files and folders that can be read and written"
-    return CannotWrite("output", str(out), accepted, found=f"an error{where}: {error.strerror or error}")
-
-
-def _require_writable_name(field: str, path: Path | None) -> None:
-    """What a release needs is written down with its charge, as text."""
-    if path is not None and (len(str(path.absolute())) > LONGEST_PATH or _NO_TEXT.search(str(path))):
-        accepted = f"a path in UTF-8 without control characters, of at most {LONGEST_PATH} characters"
-        raise InvalidInput(field, str(path), accepted)
-
-
-def _is_plan(plan: object) -> Plan:
+    Raises:
+        NoGuaranteeError: priced as a joint release it does not meet its target.
+    """
     if not isinstance(plan, Plan):
-        raise InvalidInput("plan", plan, "a Plan, as dpm.plan returns it", found=type(plan).__name__)
-    return plan
+        raise InvalidInputError("plan", plan, "a Plan, as dpm.plan returns it", found=type(plan).__name__)
+    terms, target = plan.terms if final else plan.terms.as_joint_release(), plan.target
+    try:
+        require_current(plan.portfolio, terms, target)
+    except TargetOutOfReachError as error:
+        if terms is plan.terms:
+            raise
+        locked = ", ".join(sorted({run for each in terms.candidates for run in each.exposed}))
+        raise NoGuaranteeError(
+            f"epsilon: got {target.epsilon:g} at delta {target.delta:g}; accepted: at least "
+            f"{format_up(error.smallest)} for a release that others may follow, or a final one (--final), which "
+            f"locks {locked} for good"
+        ) from None
+    return terms
 
 
-def _request(planned: Planned, final: bool, request_key: str | None, order: Order) -> ChargeRequest:
-    manifests = {stated.run: planned.portfolio.run(stated.run).manifest for stated in planned.terms.runs}
-    return ChargeRequest(
-        terms=planned.terms,
+def _audited(terms: ReleaseTerms, target: Guarantee, audit: bool | Audited) -> Audited | None:
+    """What an attack on the simulated release has shown; refused if it shows more than is certified."""
+    if audit is False:
+        return None
+    if audit is True:
+        from dpmerge.auditing.release_attacks import audited
+
+        audit = audited(terms, delta=target.delta)
+    audit.judged(terms.epsilon(target.delta))
+    return audit
+
+
+def _proposed(
+    portfolio: Portfolio, terms: ReleaseTerms, settings: ReleaseSettings, final: bool, request_key: str | None
+) -> Charge:
+    manifests = {record.run: portfolio.run(record.run).manifest for record in terms.runs}
+    return Charge.proposed(
+        terms=terms,
         identities={name: identity_of(manifest) for name, manifest in manifests.items()},
         marks={name: noise_mark(manifest) for name, manifest in manifests.items()},
         final=final,
         key=request_key,
-        details=order.document(),
+        details=settings.document(),
     )
 
 
-def require_makeable(
-    planned: Planned, order: Order, ledger: str | Path, jobs: int, *, every_byte: bool = False
+def _require_new(
+    book: Ledger,
+    portfolio: Portfolio,
+    terms: ReleaseTerms,
+    settings: ReleaseSettings,
+    place: str | Path,
+    jobs: int,
+    *,
+    final: bool,
+    looked_at: bool,
 ) -> None:
-    """Refuse before charging what could not be made, or would destroy something, afterwards.
-
-    Where there is a draw, and where asked for, every byte that could be merged is read.
-    """
-    portfolio, out = planned.portfolio, Path(order.out)
-    require_writable(out, overwrite=order.overwrite, inputs=[run.folder for run in portfolio.runs])
-    protected = [portfolio.path, *(Path(each) for each in (order.key, ledger) if each is not None and _is_path(each))]
-    for path in protected:
-        if path.resolve().is_relative_to(out.resolve()):
-            raise CannotWrite("output", str(out), f"a folder without {path} in it")
-    if out.is_dir() and any(out.iterdir()) and not is_file(out / CERTIFICATE_NAME):
-        raise CannotWrite(
-            "output", str(out), "to overwrite an earlier release, and nothing else", found="another folder"
-        )
-    for place in witnesses(portfolio):
-        if not os.access(place.parent, os.W_OK):
-            accepted = "a folder that can be written to: what is released is noted there"
-            raise CannotWrite("portfolio", str(place.parent), accepted)
-    recipes = [each.recipe for each in planned.terms.candidates]
-    needed = max(require_ready(portfolio, r, donor=order.donor, adapters=order.adapters) for r in recipes)
-    if (free := shutil.disk_usage(out.parent).free) < needed:
-        raise CannotWrite("output", str(out), f"a place with room for {needed:,} bytes", found=f"room for {free:,}")
-    if not portfolio.contents_read:
-        # Planning compares all this too; but who merges may not have planned here.
-        looked_at = [sampled(run) for run in portfolio.runs]
-        require_named_parents(looked_at)
-        for run in looked_at:
-            require_frozen_still(run)
-    require_ties(portfolio, [(each.recipe, each.is_final) for each in planned.terms.candidates], jobs)
-    if every_byte or len(recipes) > 1:
-        require_recorded([portfolio.saved(f"{run}@{step}") for run, step in input_names(planned.terms)], jobs)
-
-
-def _is_path(place: str | Path) -> bool:
-    return isinstance(place, Path) or "://" not in place
-
-
-def require_nothing_pending(ledger: Ledger, planned: Planned, out: Path) -> None:
-    """Refuse to charge again, or to draw again, what was charged and drawn by a process that died."""
-    for pending in ledger.pending():
-        order = Order.read(pending.details)
-        again = len(planned.terms.candidates) > 1 and pending.terms == planned.terms
-        other = Path(order.out)
-        if other == out or (again and not is_being_made(other) and _stays_pending(ledger, pending.release_id)):
-            accepted = (
-                f"to finish it (`dpmerge ledger recover {planned.portfolio.path}`), to give it up "
-                f"(`… --abandon {pending.release_id}`), or its own request key"
-            )
-            found = f"release {pending.release_id}, charged and not finished"
-            raise CannotWrite("output", order.out, accepted, found=found)
-
-
-def _stays_pending(ledger: Ledger, release_id: str) -> bool:
-    """Whether it does for longer than who has just let go of its lock needs to say that it is complete."""
-    until = time.monotonic() + LETTING_GO
-    while time.monotonic() < until:
-        found = ledger.release(release_id)
-        if found is None or found.status != "pending":
-            return False
-        time.sleep(LETTING_GO / 20)
-    return True
+    """Refuse before charging what could not be made (unless that was `looked_at`), or was charged already."""
+    require_runs_as_charged(book, [portfolio.run(record.run).manifest for record in terms.runs])
+    once = final or book.is_capped(BudgetScope(portfolio.dataset, portfolio.unit, portfolio.adjacency.value))
+    if not looked_at:
+        require_makeable(portfolio, terms, settings, place, jobs, every_byte=once)
+    require_nothing_pending(book, portfolio, terms, Path(settings.out))

@@ -12,19 +12,20 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dpmerge.certificate.checks import Check, Verification, file_digest
-from dpmerge.certificate.envelope import CERTIFICATE_NAME
-from dpmerge.certificate.predicate import Declared
-from dpmerge.certificate.private_salt import kept_private
-from dpmerge.certificate.provenance import provenance
+from dpmerge.certificate.checks import Check, Verification
+from dpmerge.certificate.dsse import CERTIFICATE_NAME
+from dpmerge.certificate.predicate import Predicate
 from dpmerge.certificate.trust import Keys
 from dpmerge.certificate.verification import check_output
-from dpmerge.errors import InvalidInput
+from dpmerge.errors import InvalidInputError
+from dpmerge.files import file_digest
 from dpmerge.portfolio.portfolio import Portfolio
+from dpmerge.releasing.commitment_salt import kept_private
+from dpmerge.releasing.portfolio_match import provenance
 
 if TYPE_CHECKING:
+    from dpmerge.ledger.charge import Charge
     from dpmerge.ledger.ledger import Ledger
-    from dpmerge.ledger.request import Charged
 
 
 def verify(
@@ -41,14 +42,37 @@ def verify(
 ) -> Verification:
     """Check a release: its files, its figures, and as far as they are given its portfolio and its ledger.
 
-    `portfolio` is what it was made from; `ledger` (a file or a database's URL; default: beside the portfolio) is where
-    it was charged; `key` is the public key it must be signed with, or several of which one must have been used, and
-    `trusted_keys` a file of such keys with the times they are trusted in; `rebuild` merges again, with `jobs` threads,
-    and compares the bytes; `allow_extra` names files and folders in `out` that the certificate need not cover;
-    `insecure_permissions` goes on although others may read the portfolio's salt or write the ledger.
+    Args:
+        out: The folder of the release.
+        portfolio: What it was made from, loaded or by its path: opens the commitments and compares the manifests.
+        key: The public key it must be signed with, or several of which one must have been used.
+        trusted_keys: A file of such keys, with the times they are trusted in.
+        ledger: Where it was charged, a file or a database's URL; by default beside the portfolio.
+        rebuild: Merge again, and compare the bytes.
+        allow_extra: Files and folders in `out` that the certificate need not cover.
+        jobs: Threads for merging again.
+        insecure_permissions: Go on although others may read the portfolio's salt or write the ledger.
+
+    Returns:
+        What was found, a check for each thing that was looked at; `verified` if none of them failed.
+
+    Raises:
+        InvalidInputError: There is no certificate there, or a key cannot be read.
+        LedgerError: The ledger that was named cannot be read.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> from dpmerge.examples import write_example
+    >>> from dpmerge import Portfolio, plan, release
+    >>> with TemporaryDirectory() as place:
+    ...     _ = write_example("mnist", f"{place}/models")
+    ...     models = Portfolio.load(f"{place}/models")
+    ...     _ = release(plan(models, epsilon=0.12, delta=1e-5), out=f"{place}/merged")
+    ...     found = verify(f"{place}/merged", portfolio=models)
+    >>> found.verified, [check.name for check in found.checks if check.passed is None]
+    (True, ['signature'])
     """
     if rebuild and portfolio is None:
-        raise InvalidInput("portfolio", None, "the portfolio it was made from, for --rebuild", found="nothing")
+        raise InvalidInputError("portfolio", None, "the portfolio it was made from, for --rebuild", found="nothing")
     result = check_output(out, key=key, trusted_keys=trusted_keys, allow_extra=allow_extra)
     declared = result.declared
     if declared is None:
@@ -60,7 +84,7 @@ def verify(
             result = result.with_check(check)
         result = made_from(result, loaded)
         if rebuild:
-            from dpmerge.releasing.rebuilding import rebuilt
+            from dpmerge.releasing.rebuild import rebuilt
 
             result = result.with_check(rebuilt(result, loaded, jobs=jobs))
     if loaded is not None or ledger is not None:
@@ -68,7 +92,7 @@ def verify(
     return result
 
 
-def _loaded(portfolio: Portfolio | str | Path, declared: Declared) -> Portfolio:
+def _loaded(portfolio: Portfolio | str | Path, declared: Predicate) -> Portfolio:
     """Headers only: of the weights, those that went in are read when their commitments are opened."""
     if isinstance(portfolio, Portfolio):
         return portfolio
@@ -86,14 +110,14 @@ def made_from(result: Verification, portfolio: Portfolio) -> Verification:
 
 def _in_ledger(
     result: Verification,
-    declared: Declared,
+    declared: Predicate,
     portfolio: Portfolio | None,
     where: str | Path | None,
     insecure_permissions: bool,
 ) -> Check:
     """Whether the release was charged, where the ledger can be asked."""
     from dpmerge.ledger.ledger import Ledger
-    from dpmerge.releasing.place import default_ledger
+    from dpmerge.releasing.ledger_location import default_ledger
 
     if where is None:
         assert portfolio is not None
@@ -106,7 +130,7 @@ def _in_ledger(
         return _charged(ledger, result, declared)
 
 
-def _charged(ledger: Ledger, result: Verification, declared: Declared) -> Check:
+def _charged(ledger: Ledger, result: Verification, declared: Predicate) -> Check:
     known = ledger.release(declared.release)
     if known is None:
         lacks = "has no such entry: it was restored from an older backup, or never charged"
@@ -120,10 +144,10 @@ def _charged(ledger: Ledger, result: Verification, declared: Declared) -> Check:
     return Check("ledger", True)
 
 
-def _otherwise(ledger: Ledger, known: Charged, result: Verification, declared: Declared) -> str | None:
+def _otherwise(ledger: Ledger, known: Charge, result: Verification, declared: Predicate) -> str | None:
     """In what the ledger's release is not the certificate's."""
-    stated, place = declared.ledger, known.entry
-    if not known.adopted and (stated.id, stated.entry, stated.hash) != (ledger.id, place.seq, place.hash):
+    stated, entry = declared.ledger, known.entry
+    if not known.adopted and (stated.id, stated.entry, stated.hash) != (ledger.id, entry.seq, entry.hash):
         return "has another entry for this release than the certificate names"
     if known.terms != declared.terms or known.final != declared.final:
         return "charged other terms for this release"

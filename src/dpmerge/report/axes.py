@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpmerge.planning.analysis import Analysis, Edge, Face, Line
-from dpmerge.privacy.domain import Array
+from dpmerge.accounting.validation import Array
 
 WIDE = 20.0
 """Largest over smallest value above which small ones would be squeezed together on a linear axis."""
@@ -99,23 +98,3 @@ class Axis:
 def _decimals(low: float, high: float, digits: tuple[int, ...]) -> list[float]:
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     return [value for power in powers for digit in digits if low <= (value := float(f"{digit}e{power}")) <= high]
-
-
-def frontier_axes(analysis: Analysis) -> tuple[Axis, Axis]:
-    """ε and utility, of points that have both."""
-    pairs = [(curve.epsilons, curve.utilities) for curve in analysis.curves]
-    pairs.append((np.array([m.epsilon for m in analysis.models]), np.array([m.utility for m in analysis.models])))
-    seen = [(e[np.isfinite(e) & np.isfinite(u)], u[np.isfinite(e) & np.isfinite(u)]) for e, u in pairs]
-    # A loss that goes towards zero is told apart by its ratios.
-    wide = math.inf if analysis.utility.higher_is_better else 1.0
-    return Axis.of(e for e, _ in seen), Axis.of((u for _, u in seen), wide=wide)
-
-
-def face_axis(face: Face) -> Axis:
-    """The common scale of colours; no margin, for the ends are colours that occur."""
-    return Axis.of((panel.epsilons for panel in face.panels), padding=0.0)
-
-
-def edge_axis(edge: Edge, lines: Iterable[Line]) -> Axis:
-    """ε of some lines over an edge."""
-    return Axis.of(line.epsilons[: edge.weights.size] for line in lines)

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from dpmerge.planning.analysis import BANNER, Analysis, Curve, Edge, Face, Line, Panel
-from dpmerge.report.files import existing_folder, write_whole
+from dpmerge.report.whole_files import existing_folder, write_whole
 
 Cell = str | float | bool | None
 

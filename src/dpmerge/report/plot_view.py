@@ -1,6 +1,6 @@
 """What of a plot can be seen: which points, how far their errors reach, and the axes around them.
 
-Guarantees: one decision for the picture and for the page; a point that an axis cannot show, such as zero on a
+Guarantees: one decision for the page, the picture and the terminal; a point that an axis cannot show, such as zero on a
 logarithmic one, is a gap; a point that no line reaches bears a mark.
 Refuses: a series of which x, y and error are not of one length.
 """
@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from dpmerge.errors import InvalidInput, printable
-from dpmerge.privacy.domain import Array
+from dpmerge.accounting.validation import Array
+from dpmerge.errors import InvalidInputError, printable
+from dpmerge.planning.analysis import Face
 from dpmerge.report.axes import TINY, Axis
 from dpmerge.report.plots import Plot, Series
 
@@ -63,13 +64,21 @@ class View:
 def view(plot: Plot) -> View:
     """All that is visible, and axes around it. An axis asked to be logarithmic is so unless it shows a single value."""
     seen = [_visible(series, plot) for series in plot.series]
-    across = Axis.of((s.x for s in seen), wide=1.0 if plot.log_x else math.inf)
+    if plot.x_range is None:
+        across = Axis.of((s.x for s in seen), wide=1.0 if plot.log_x else math.inf)
+    else:
+        across = Axis(*plot.x_range, log=plot.log_x)
     if not plot.log_y:
         up = Axis.of((ends for s in seen for ends in (s.y, s.low, s.high)), wide=math.inf)
         return View(across, up, tuple(seen))
     # An error that reaches zero, or nearly, would stretch a logarithmic axis without end: it is shown for a decade.
     up = Axis.of((ends for s in seen for ends in (s.y, np.maximum(s.low, s.y / 10), s.high)), wide=1.0)
     return View(across, up, tuple(replace(s, low=np.maximum(s.low, up.low)) for s in seen))
+
+
+def face_axis(face: Face) -> Axis:
+    """The scale of colours that all panels share; no margin, for the ends are colours that occur."""
+    return Axis.of((panel.epsilons for panel in face.panels), padding=0.0)
 
 
 def ticks(axis: Axis) -> dict[float, str]:
@@ -109,7 +118,7 @@ def _visible(series: Series, plot: Plot) -> Visible:
     error = np.full(y.shape, np.nan) if series.error is None else np.array(series.error, dtype=float)
     if not x.shape == y.shape == error.shape == (x.size,):
         found = f"{x.shape}, {y.shape} and {error.shape}"
-        raise InvalidInput(f"series {series.name}", series, "x, y and error of one length", found=found)
+        raise InvalidInputError(f"series {series.name}", series, "x, y and error of one length", found=found)
     shown = _on(x, log=plot.log_x) & _on(y, log=plot.log_y)
     x[~shown] = y[~shown] = np.nan
     error[~np.isfinite(error)] = np.nan

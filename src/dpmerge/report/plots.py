@@ -1,6 +1,9 @@
-"""A plot as plain data: lines, bands, marks and heatmaps, to be drawn as a picture or on a page.
+"""A figure as plain data: lines, steps, bands, marks and heatmaps, described once and drawn three times.
 
-Guarantees: what is drawn is in the plot and nowhere else; a plot says in words how it is to be read.
+`plot_charts` draws it on a page, `plot_pictures` in files, `plot_text` in a terminal: docs/decisions/0013-figures.md.
+
+Guarantees: what is drawn is in the figure and nowhere else; a figure says in words how it is to be read; the label of
+what is not proved says so.
 """
 
 from __future__ import annotations
@@ -11,8 +14,9 @@ from typing import Literal
 
 import numpy as np
 
+from dpmerge.accounting.validation import Array
 from dpmerge.planning.analysis import Face
-from dpmerge.privacy.domain import Array
+from dpmerge.report import wording
 from dpmerge.report.styles import MIXTURE, MODELS, SELECTION, THEOREMS
 
 COLOURS = {"select": SELECTION, "combine": THEOREMS[0], "mix": MIXTURE, "models": MODELS}
@@ -32,6 +36,22 @@ class Series:
     marks: Literal["none", "dots", "diamonds", "squares"] = "none"
     line: bool = True
     steps: bool = False  # a frontier: what one target reaches, the next does
+    points: tuple[str, ...] = ()  # the name of every point
+    letter: str = ""  # its mark in a terminal; one is chosen where there is none
+
+    @property
+    def proved(self) -> bool:
+        return not self.dashed
+
+    @property
+    def label(self) -> str:
+        """What a legend calls it.
+
+        >>> empty = np.zeros(0)
+        >>> Series(name="paper", x=empty, y=empty, colour="#000000", dashed=True).label
+        'paper (not proved here)'
+        """
+        return wording.label(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +66,10 @@ class Plot:
     series: tuple[Series, ...]
     log_x: bool = False
     log_y: bool = False
+    x_range: tuple[float, float] | None = None  # around what is drawn, unless given
+    epsilon: Literal["x", "y"] | None = None  # the axis of an ε, which is rounded up where it is printed
     note: str = ""  # what every reader must know of the setting, such as a smaller network
+    banner: str = ""  # what stands above all else, such as that it is not for release
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +81,7 @@ class Heatmaps:
     words: str
     face: Face
     note: str = ""
+    banner: str = ""
 
 
 Drawing = Plot | Heatmaps

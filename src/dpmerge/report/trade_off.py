@@ -7,21 +7,22 @@ its error, is a violation.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from dpmerge.audit.finding_table import SYMBOLS, above
-from dpmerge.audit.findings import Claim, Finding
-from dpmerge.errors import InvalidInput
-from dpmerge.privacy.domain import Array
+from dpmerge.accounting.validation import Array
+from dpmerge.auditing.findings import Claim, Finding
+from dpmerge.auditing.printed_figures import SYMBOLS, above
+from dpmerge.errors import InvalidInputError
 from dpmerge.report import styles
-from dpmerge.report.axes import Axis
 from dpmerge.report.plot_pictures import write_plot_pictures
+from dpmerge.report.plot_text import text_rows
 from dpmerge.report.plots import COLOURS, Plot, Series
 
-ROWS, COLUMNS = 13, 62
-ATTACK, LIMIT, BOTH = "●", "·", "◉"
+WIDTH = 78
+ATTACK, LIMIT = "●", "·"
 _POINTS = 120
 _COLOURS = (*styles.THEOREMS[1:4], COLOURS["combine"], COLOURS["mix"])
 
@@ -96,7 +97,7 @@ def write_roc(findings: Sequence[Finding], file: Path) -> Path:
 
 def require_png(file: Path) -> None:
     if file.suffix != ".png":
-        raise InvalidInput("picture", str(file), "the name of a file that ends in .png")
+        raise InvalidInputError("picture", str(file), "the name of a file that ends in .png")
 
 
 def roc_rows(finding: Finding) -> Iterator[str]:
@@ -104,27 +105,13 @@ def roc_rows(finding: Finding) -> Iterator[str]:
     roc = finding.estimate.roc
     if roc is None or not (roc.false > 0).any():
         return
-    across = Axis(float(roc.false[roc.false > 0].min()) / 1.05, 1.0, log=True)
-    false = np.asarray(across.ticks(COLUMNS))
-    shown = np.interp(np.log(false), np.log(roc.false[roc.false > 0]), roc.true[roc.false > 0])
-    line = claimed_rates(finding, false)
-    seen = np.concatenate([shown] if line is None else [shown, line])
-    up = Axis(float(seen[seen > 0].min(initial=1.0)) / 1.05, 1.0, log=True)
-    cells = [[" "] * COLUMNS for _ in range(ROWS)]
-    for values, mark in ((line, LIMIT), (shown, ATTACK)):
-        for column, value in enumerate(() if values is None else values.tolist()):
-            if value > 0:
-                row = round((1 - up.place(value)) * (ROWS - 1))
-                cells[row][column] = BOTH if mark == ATTACK and cells[row][column] == LIMIT else mark
-    names = {round((1 - up.place(tick)) * (ROWS - 1)): f"{tick:.4g}" for tick in up.round_ticks()}
-    for row, cell in enumerate(cells):
-        yield f"{names.get(row, ''):>6} {'┤' if row in names else '│'}{''.join(cell)}".rstrip()
-    base, ticks = across.drawn(COLUMNS)
-    yield f"{'':>6} └{base}"
-    yield f"{'':>6}  {ticks}".rstrip()
-    yield f"{'':>6}  {'false alarms: the record is not there':^{COLUMNS}}".rstrip()
-    words = "" if line is None else f"   {LIMIT} the most that {_called(finding.claim)} allows"
-    yield f"{'':>6}  {ATTACK} true alarms{words}"
+    plot = roc_plot([finding], "roc")
+    names = ("true alarms", f"the most that {_called(finding.claim)} allows")
+    series = tuple(
+        replace(each, name=name, letter=letter)
+        for each, name, letter in zip(plot.series, names, (ATTACK, LIMIT), strict=False)
+    )
+    yield from text_rows(replace(plot, series=series, note=""), WIDTH)
 
 
 def _figure(finding: Finding) -> str:

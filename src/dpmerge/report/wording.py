@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Protocol
 
-from dpmerge.account.table import shown
+from dpmerge.accounting.rounding import format_up
 from dpmerge.errors import printable
 from dpmerge.planning.analysis import Recommendation, Utility
 
@@ -17,7 +17,7 @@ LONGEST_NAME = 28
 
 
 class Named(Protocol):
-    """A curve, a line or a panel."""
+    """A curve, a line, a panel or a series."""
 
     @property
     def name(self) -> str: ...
@@ -31,7 +31,7 @@ def epsilon(value: float) -> str:
     >>> epsilon(0.63391), epsilon(float("inf")), epsilon(float("nan"))
     ('0.6340', '∞', '–')
     """
-    return shown(None if math.isnan(value) else value)
+    return format_up(None if math.isnan(value) else value)
 
 
 def utility(value: float) -> str:
@@ -52,14 +52,15 @@ def direction(measured: Utility) -> str:
 
 
 def label(line: Named) -> str:
-    """A name that says when what it names is not proved.
+    """A name that says when what it names is not proved, in these words unless it has its own.
 
     >>> from types import SimpleNamespace
-    >>> label(SimpleNamespace(name="paper", proved=False))
-    'paper (not proved here)'
+    >>> [label(SimpleNamespace(name=name, proved=False)) for name in ("paper", "paper (assumed)")]
+    ['paper (not proved here)', 'paper (assumed)']
     """
     name = printable(line.name)
-    return name if line.proved or NOT_PROVED in name else f"{name} ({NOT_PROVED})"
+    said = line.proved or name.endswith("(assumed)") or "not proved" in name
+    return name if said else f"{name} ({NOT_PROVED})"
 
 
 def accounted(plan: Recommendation) -> str:

@@ -1,28 +1,29 @@
 """Training: record what an Opacus run really did, so that its model can be merged later (extra `torch`)."""
 
-try:
+from dpmerge.errors import RecordingError
+from dpmerge.extras import needs_extra
+
+with needs_extra("torch", by="dpmerge.training"):
     import opacus
     import safetensors
     import torch
-except ImportError as missing:
-    raise ImportError(f"dpmerge.training needs {missing.name}: pip install 'dpmerge[torch]'") from missing
 
-from dpmerge.errors import CannotRecord
-from dpmerge.portfolio.statement import Ancestry
-from dpmerge.training.features import BoundFeatures, bound_features
-from dpmerge.training.language_models import per_record_loss
-from dpmerge.training.noise import InsecureNoiseWarning
+from dpmerge.terms.run_record import Ancestry
+from dpmerge.training.feature_bounds import BoundFeatures, bound_features
+from dpmerge.training.per_record_losses import per_record_loss
 from dpmerge.training.recorder import Recorder
 from dpmerge.training.recording import record
+from dpmerge.training.user_warnings import InsecureNoiseWarning, UnknownLossesWarning
 
 del opacus, safetensors, torch
 
 __all__ = [
     "Ancestry",
     "BoundFeatures",
-    "CannotRecord",
     "InsecureNoiseWarning",
     "Recorder",
+    "RecordingError",
+    "UnknownLossesWarning",
     "bound_features",
     "per_record_loss",
     "record",

@@ -5,7 +5,7 @@ which depends on one record's outputs and targets (cross-entropy, squared error 
 Refuses means whose divisor depends on other records: over the targets that are not to be ignored, with class weights,
 over a number of tokens that is no multiple of the records. Each record's gradient is then scaled by what the others
 are, before it is clipped, and one record changes all of them.
-Says "not known" of everything else: a product or a quotient may be one record's own, and may be not.
+Says why it cannot be told (`doubts`) of everything else: a product or a quotient may be one record's own, or not.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpmerge.errors import CannotRecord
+from dpmerge.errors import RecordingError
 
 _MEAN = 1  # torch's number for reduction="mean"
 # Each number comes from one number, or they are added up.
@@ -91,12 +91,16 @@ class LossGraph:
     of_totals: bool = False  # a function of the loss of the whole batch
     returned: bool = False  # by the model itself, which is asked again
     weighted: bool = False
-    unknown: set[str] = field(default_factory=set)
+    unknown: set[str] = field(default_factory=set)  # what else may mix records, in words
     closed: bool = True  # no path to a trained tensor but through the model's outputs
     reached: set[Any] = field(default_factory=set)  # the outputs it is computed of
 
     def separate(self, rows: int, *, mean: bool) -> bool:
         """Whether each of so many records has a loss of its own; refused where it surely has not."""
+        self._require_unmixed(rows, mean=mean)
+        return not self.doubts(rows, mean=mean)
+
+    def _require_unmixed(self, rows: int, *, mean: bool) -> None:
         if self.weighted:
             raise _mixed("a mean with class weights divides by the weights of all records' classes")
         for ignored in self.ignored:
@@ -111,10 +115,21 @@ class LossGraph:
         for number in [*self.means, *(self.quotients if mean else [])]:
             if rows and number > 1 and number % rows:
                 raise _mixed(f"a mean over {number:g} numbers for {rows} records")
-        if rows > 1 and (self.of_totals or (mean != bool(self.means) and not self.returned)):
-            return False
+
+    def doubts(self, rows: int, *, mean: bool) -> list[str]:
+        """Why it cannot be told whether each of so many records has a loss of its own; empty if it has."""
         torn = any(math.prod(shape) > 1 and shape[0] % max(1, rows) for shape in self.shapes)
-        return not (torn or self.unknown or self.ignored or self.quotients) and self.closed
+        other_reduction = mean != bool(self.means) and not self.returned
+        expected, found = ("mean", "no mean") if mean else ("sum", "a mean")
+        reasons = {
+            "a function of the loss of the whole batch": rows > 1 and self.of_totals,
+            f"{found} over records, where the optimizer expects a {expected}": rows > 1 and other_reduction,
+            "numbers of several records reshaped into one": torn,
+            "targets that are ignored, equally many in each record": bool(self.ignored),
+            "a sum that is divided by a number": bool(self.quotients),
+            "trained weights in the loss, beside the model's outputs": not self.closed,
+        }
+        return [reason for reason, holds in reasons.items() if holds] + sorted(self.unknown)
 
 
 def loss_graph(losses: Iterable[Tensor], outputs: Collection[Any], trained: Collection[int]) -> LossGraph:
@@ -171,7 +186,7 @@ def _note(found: LossGraph, name: str, node: Any, linear: bool) -> None:
     elif name in _BY_ROW and _dimension(node) == 0:
         found.unknown.add(f"{name} over dimension 0")
     elif name not in _LINEAR | _BY_ELEMENT | _BY_ROW:
-        found.unknown.add(name)
+        found.unknown.add(f"the operation {name}")
 
 
 def _note_operands(found: LossGraph, name: str, node: Any) -> None:
@@ -226,8 +241,8 @@ def _signed(number: int) -> int:
     return number - 2**64 if number >= 2**63 else number
 
 
-def _mixed(what: str) -> CannotRecord:
-    return CannotRecord(
+def _mixed(what: str) -> RecordingError:
+    return RecordingError(
         f"criterion: {what}, so each record's gradient is scaled by the others before it is clipped; give each record "
         "a loss of its own: dpmerge.training.per_record_loss(logits, labels) for language models, otherwise "
         "reduction='none' and a mean over records"

@@ -16,8 +16,8 @@ from opacus.optimizers import DPOptimizer
 from scipy.special import gammainccinv, gammaincinv
 from torch import Tensor
 
-from dpmerge.errors import CannotRecord
-from dpmerge.training.sampled_steps import SampledSteps
+from dpmerge.errors import RecordingError
+from dpmerge.training.spot_checks import SpotChecks
 
 RARE = 1e-12
 """With this probability Gaussian noise is outside the bounds that are accepted, on either side."""
@@ -37,7 +37,7 @@ class NoisedGradients:
         half = sum(parameter.numel() for parameter in self._parameters) / 2
         # The squared norm of Gaussian noise in d dimensions is χ² with d degrees of freedom.
         self._lengths = [math.sqrt(2 * float(quantile(half, RARE))) for quantile in (gammaincinv, gammainccinv)]
-        self._measured = SampledSteps()
+        self._spot_checks = SpotChecks()
         self._noised: list[Tensor] | None = None
         self._rules: dict[str, float] | None = None  # by which gradients were changed so far, and their constants
 
@@ -45,7 +45,7 @@ class NoisedGradients:
         """Noise was just added to the sum of so many clipped gradients."""
         optimizer = self._optimizer
         noised = [_gradient(parameter) for parameter in self._parameters]
-        if self._measured.look():
+        if self._spot_checks.due():
             self._measure(rows, noised)
         mean = optimizer.loss_reduction == "mean"
         divisor = optimizer.expected_batch_size * optimizer.accumulated_iterations if mean else 1
@@ -58,9 +58,9 @@ class NoisedGradients:
         length, clip_norm = _length(sums), float(self._optimizer.max_grad_norm)
         # A model that has gone astray (NaN) is refused where it would be saved.
         if length > rows * clip_norm * (1 + _SUM_ERROR):
-            raise CannotRecord(
+            raise RecordingError(
                 f"optimizer: the sum of {rows} clipped gradients is {length:.6g} long, longer than {rows} × the clip "
-                f"norm {clip_norm:g}; something was added to it that was not clipped"
+                f"norm {clip_norm:g}; something was added to it that was not clipped: leave p.summed_grad alone"
             )
         with torch.no_grad():
             self._require_noise(length, _length(torch._foreach_sub(noised, sums)))
@@ -72,7 +72,7 @@ class NoisedGradients:
         rounding = 4 * self._precision * (length + found)
         least, most = (deviation * each for each in self._lengths)
         if math.isfinite(found) and not least - rounding <= found <= most + rounding:
-            raise CannotRecord(
+            raise RecordingError(
                 f"optimizer: the noise of a step is {found:.6g} long; noise of deviation {deviation:g} is between "
                 f"{least:.6g} and {most:.6g}; let Opacus' optimizer add it, as make_private returned it"
             )
@@ -101,7 +101,7 @@ class NoisedGradients:
             before = self._rules
             self._rules = found if before is None else {n: c for n, c in found.items() if _near(c, before.get(n))}
         if self._rules == {}:
-            raise CannotRecord(
+            raise RecordingError(
                 "optimizer: gradients were changed between the noise and the update, and not by clipping or scaling "
                 "the noised ones by a constant; nobody can say what they hold now: leave p.grad alone after the noise"
             )
@@ -145,7 +145,7 @@ def _near(constant: float, before: float | None) -> bool:
 
 def _gradient(parameter: Tensor) -> Tensor:
     if parameter.grad is None:
-        raise CannotRecord(
+        raise RecordingError(
             "optimizer: a trained parameter has no gradient after the noise was added; leave p.grad alone"
         )
     return parameter.grad

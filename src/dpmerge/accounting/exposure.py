@@ -1,0 +1,151 @@
+"""Exposure: how far each run was looked at, and what that costs.
+
+Guarantees: the profile of an exposure covers *any* function of the exposed checkpoints, weights chosen by any rule
+included: it is the composition over runs of the steps up to the last one looked at, ancestors included, each run
+once. Runs are told apart by identity: two objects are two runs with independent noise, whatever their settings.
+Refuses: runs of different adjacency, steps a run does not have.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from dpmerge.accounting import validation
+from dpmerge.accounting.composition import compose
+from dpmerge.accounting.profile import PrivacyProfile
+from dpmerge.errors import InvalidInputError, NoGuaranteeError
+
+
+class Adjacency(StrEnum):
+    """Which datasets are neighbours (docs/theory.md, "Guarantees").
+
+    >>> Adjacency("add_remove") is Adjacency.ADD_REMOVE
+    True
+    """
+
+    REPLACE_ONE = "replace_one"
+    ADD_REMOVE = "add_remove"
+
+
+class Mechanism(ABC):
+    """Something that was run on the private data once, with randomness of its own (docs/theory.md, "One run").
+
+    >>> from dpmerge.accounting import GaussianDp
+    >>> GaussianDp(mu=0.5, adjacency="replace_one").profile()
+    GaussianProfile(mu=0.5)
+    """
+
+    adjacency: Adjacency
+    label: str
+    ancestry: Checkpoint | None = None
+    independent_noise: bool = True
+    """Whether anybody vouches that its randomness was drawn independently of every other run's."""
+
+    @property
+    @abstractmethod
+    def steps(self) -> int:
+        """How many steps it took; one for anything that is not iterative."""
+
+    @abstractmethod
+    def own_profile(self, upto: int) -> PrivacyProfile:
+        """What the steps 1 … upto cost by themselves, given where the run started."""
+
+    def profile(self, upto: int | None = None) -> PrivacyProfile:
+        """What releasing every iterate up to a step costs, ancestors included.
+
+        Args:
+            upto: The last step released; by default all.
+
+        Returns:
+            The profile of the prefix.
+
+        Raises:
+            NoGuaranteeError: Its facts have no proved accounting.
+            InvalidInputError: A step the run does not have.
+        """
+        return Exposure.of([Checkpoint(self, self.steps if upto is None else upto)]).profile()
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The weights of a run after some step.
+
+    Args:
+        run: The run.
+        step: From 0, where it started, to its last one.
+
+    Raises:
+        InvalidInputError: A step the run does not have.
+
+    >>> from dpmerge.accounting import GaussianDp
+    >>> Checkpoint(GaussianDp(mu=0.5, adjacency="replace_one"), 1).ancestors
+    ()
+    """
+
+    run: Mechanism
+    step: int
+
+    def __post_init__(self) -> None:
+        validation.instance("run", self.run, Mechanism, "a run or another mechanism")
+        step = validation.integer(f"step of {self.run.label}", self.step, least=0, most=self.run.steps)
+        object.__setattr__(self, "step", step)
+
+    @property
+    def ancestors(self) -> tuple[Checkpoint, ...]:
+        """The checkpoints this one descends from, nearest first."""
+        parent = self.run.ancestry
+        return () if parent is None else (parent, *parent.ancestors)
+
+
+@dataclass(frozen=True)
+class Exposure:
+    """How far each run was looked at (docs/theory.md, "One run").
+
+    Args:
+        steps: Run → the last step looked at; `Exposure.of` makes it from checkpoints.
+
+    >>> from dpmerge.accounting import GaussianDp
+    >>> runs = [GaussianDp(mu=mu, adjacency="replace_one") for mu in (3.0, 4.0)]
+    >>> Exposure.of(Checkpoint(run, 1) for run in runs).profile()
+    GaussianProfile(mu=5.0)
+    """
+
+    steps: Mapping[Mechanism, int]
+
+    @classmethod
+    def of(cls, checkpoints: Iterable[Checkpoint]) -> Exposure:
+        """The exposure of looking at these checkpoints: of each run the latest, of each ancestor too."""
+        steps: dict[Mechanism, int] = {}
+        for checkpoint in checkpoints:
+            for seen in (checkpoint, *checkpoint.ancestors):
+                steps[seen.run] = max(steps.get(seen.run, 0), seen.step)
+        common_adjacency(steps)
+        return cls(steps)
+
+    def joined(self, other: Exposure) -> Exposure:
+        """The high-water mark of both."""
+        return Exposure.of(Checkpoint(run, step) for part in (self, other) for run, step in part.steps.items())
+
+    def profile(self) -> PrivacyProfile:
+        """The joint release of everything exposed; refused for several runs if the noise of one may be another's."""
+        runs = [run for run, step in self.steps.items() if step > 0]
+        if len(runs) > 1 and (unknown := [run.label for run in runs if not run.independent_noise]):
+            raise NoGuaranteeError(
+                f"nobody says where the noise of {', '.join(unknown)} came from; "
+                "runs that share a noise seed cost more than their sum"
+            )
+        return compose([run.own_profile(step) for run, step in self.steps.items()])
+
+
+def common_adjacency(runs: Iterable[Mechanism]) -> Adjacency | None:
+    """The adjacency all runs agree on; disagreeing is an error, never a guess. None for no runs."""
+    found: dict[Adjacency, str] = {}
+    for run in runs:
+        found.setdefault(run.adjacency, run.label)
+    if len(found) > 1:
+        described = ", ".join(f"{adjacency} ({label})" for adjacency, label in found.items())
+        raise InvalidInputError("adjacency", described, "the same adjacency for every run")
+    return next(iter(found), None)

@@ -1,0 +1,231 @@
+"""DP-SGD runs as their records describe them.
+
+Guarantees: `own_profile(upto)` is what the manifest's facts prove for a prefix, and no more: batches that were
+shuffled are not accounted as if they had been sampled.
+Refuses: shuffled batches under add_remove; Poisson sampling of a clipped total under replace_one; numbers outside
+their domain, each named.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from dpmerge.accounting import validation
+from dpmerge.accounting.composition import compose
+from dpmerge.accounting.exposure import Adjacency, Checkpoint, Mechanism
+from dpmerge.accounting.gaussian import GaussianProfile
+from dpmerge.accounting.loss_distribution import LossDistributionProfile, epsilon_curve
+from dpmerge.accounting.profile import NonPrivateProfile, PrivacyProfile
+from dpmerge.accounting.smoothness import DeclaredLipschitz, Smoothness
+from dpmerge.accounting.step_mechanisms import HOPELESS_RATIO, PoissonStep, Step
+from dpmerge.accounting.training_settings import MOST_STEPS, Clipping, Optimizer, Sampling, StepBlock, enum_member
+from dpmerge.accounting.validation import Array
+from dpmerge.errors import InvalidInputError, NoGuaranteeError
+
+
+class Moves(NamedTuple):
+    """For each step, how far one record can move the weights and how much noise they receive."""
+
+    shift: Array
+    noise: Array
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class DpSgd(Mechanism):
+    """One DP-SGD training run (docs/theory.md, "One run").
+
+    Args:
+        blocks: Its steps, in order.
+        adjacency: Which datasets are neighbours.
+        sampling: How batches were formed; None: full batch if every sampling rate is 1, else Poisson.
+        steps_per_epoch: Of shuffled batches.
+        clipping: Of each record's gradient, or of the batch's total.
+        flat_clipping: Whether one clip norm is for all weights together.
+        optimizer: What theorems ask of it.
+        smoothness: What is known of the loss, for `hidden_state`.
+        ancestry: The privately trained checkpoint it started from, if any.
+        independent_noise: Whether its noise is no other run's.
+        label: Its name.
+        vouched_by: Who says all this.
+
+    Raises:
+        InvalidInputError: Facts outside their domain, or that contradict each other.
+
+    >>> block = StepBlock(steps=20, noise_multiplier=32, clip_norm=2, learning_rate=4)
+    >>> run = DpSgd(blocks=(block,), adjacency=Adjacency.REPLACE_ONE)
+    >>> round(run.profile().epsilon(1e-5), 6), round(run.profile(upto=5).epsilon(1e-5), 6)
+    (1.047054, 0.490591)
+    """
+
+    blocks: Sequence[StepBlock]
+    adjacency: Adjacency
+    sampling: Sampling | None = None  # None: full batch if every sampling rate is 1, else Poisson
+    steps_per_epoch: int | None = None
+    clipping: Clipping = Clipping.PER_EXAMPLE
+    flat_clipping: bool = True
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    smoothness: Smoothness | DeclaredLipschitz | None = None
+    ancestry: Checkpoint | None = None
+    independent_noise: bool = True
+    label: str = "run"
+    vouched_by: str = "the run's record"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.blocks, StepBlock):
+            raise InvalidInputError("blocks", self.blocks, "a list of StepBlocks", found="one StepBlock")
+        object.__setattr__(self, "blocks", tuple(self.blocks))
+        if not self.blocks:
+            raise InvalidInputError("blocks", [], "at least one block of steps")
+        for position, block in enumerate(self.blocks):
+            validation.instance(f"blocks[{position}]", block, StepBlock, "a StepBlock")
+        validation.integer("steps of all blocks", self.steps, least=1, most=MOST_STEPS)
+        validation.truth("flat_clipping", self.flat_clipping)
+        validation.truth("independent_noise", self.independent_noise)
+        validation.instance("optimizer", self.optimizer, Optimizer, "an Optimizer")
+        kinds = (Smoothness, DeclaredLipschitz, type(None))
+        validation.instance("smoothness", self.smoothness, kinds, "a Smoothness, a DeclaredLipschitz or None")
+        validation.instance("ancestry", self.ancestry, (Checkpoint, type(None)), "a Checkpoint of the parent, or None")
+        for name, kind in (("adjacency", Adjacency), ("clipping", Clipping)):
+            object.__setattr__(self, name, enum_member(name, getattr(self, name), kind))
+        object.__setattr__(self, "sampling", self._checked_sampling())
+        self._check_epochs()
+        if isinstance(self.smoothness, DeclaredLipschitz):
+            self.smoothness.per_step(self.steps)
+
+    def _checked_sampling(self) -> Sampling:
+        """As stated, or as the rates say; a rate below 1 is one of Poisson sampling."""
+        sampled = [position for position, block in enumerate(self.blocks) if block.sampling_rate < 1]
+        sampling = self.sampling or (Sampling.POISSON if sampled else Sampling.FULL_BATCH)
+        sampling = Sampling(enum_member("sampling", sampling, Sampling))
+        if sampling is not Sampling.POISSON and sampled:
+            rate = self.blocks[sampled[0]].sampling_rate
+            accepted = f"1 (or left out) for {sampling} batches; only poisson ones have a rate"
+            raise InvalidInputError(f"blocks[{sampled[0]}].sampling_rate", rate, accepted)
+        return sampling
+
+    def _check_epochs(self) -> None:
+        """Shuffled batches have an epoch, and no others do; what they cost is known under replace_one."""
+        shuffled = self.sampling is Sampling.SHUFFLED
+        if shuffled != (self.steps_per_epoch is not None):
+            accepted = "an integer ≥ 1 for shuffled batches, and left out for all others"
+            raise InvalidInputError("steps_per_epoch", self.steps_per_epoch, accepted)
+        if shuffled:
+            validation.integer("steps_per_epoch", self.steps_per_epoch, least=1, most=MOST_STEPS)
+        if shuffled and self.adjacency is Adjacency.ADD_REMOVE:
+            raise InvalidInputError(
+                "sampling", "shuffled", "full_batch or poisson under add_remove; shuffled under replace_one only"
+            )
+
+    @property
+    def steps(self) -> int:
+        return sum(block.steps for block in self.blocks)
+
+    @cached_property
+    def rates(self) -> Array:
+        """The effective rate of each step."""
+        return np.concatenate([block.rates for block in self.blocks])
+
+    @cached_property
+    def clip_norms(self) -> Array:
+        return np.repeat([float(b.clip_norm) for b in self.blocks], [b.steps for b in self.blocks])
+
+    @cached_property
+    def noise_multipliers(self) -> Array:
+        return np.repeat([float(b.noise_multiplier) for b in self.blocks], [b.steps for b in self.blocks])
+
+    @cached_property
+    def sampling_rates(self) -> Array:
+        return np.repeat([float(b.sampling_rate) for b in self.blocks], [b.steps for b in self.blocks])
+
+    @property
+    def sensitivity(self) -> int:
+        """k: one record moves a clipped sum by k·C. A clipped total can be turned round under either adjacency."""
+        per_example = self.clipping is Clipping.PER_EXAMPLE
+        return 1 if per_example and self.adjacency is Adjacency.ADD_REMOVE else 2
+
+    @property
+    def is_full_batch(self) -> bool:
+        return self.sampling is not Sampling.SHUFFLED and bool(np.all(self.sampling_rates == 1))
+
+    def moves(self, upto: int) -> Moves:
+        """Shift η·k·C and noise η·σ·C of each step up to a given one, as if every record were in every batch."""
+        scale = self.rates[:upto] * self.clip_norms[:upto]
+        return Moves(self.sensitivity * scale, self.noise_multipliers[:upto] * scale)
+
+    def step_mus(self, upto: int) -> Array:
+        """What each step costs by itself as a full-batch Gaussian step, k/σ."""
+        with np.errstate(divide="ignore"):
+            return np.asarray(self.sensitivity / self.noise_multipliers[:upto])
+
+    def largest_lipschitz(self, upto: int) -> float | None:
+        """The largest factor of the steps that act; None where a bound is missing, or nothing acts."""
+        factors = self.lipschitz(upto)
+        acting = None if factors is None else factors[self.rates[:upto] > 0]
+        return None if acting is None or not acting.size else float(acting.max())
+
+    def lipschitz(self, upto: int) -> Array | None:
+        """Lipschitz factor of each update up to a step, or None where the facts do not give one."""
+        if self.smoothness is None:
+            return None
+        if isinstance(self.smoothness, DeclaredLipschitz):
+            return self.smoothness.per_step(self.steps)[:upto]
+        return self.smoothness.factors(self.rates[:upto], self.optimizer.weight_decay)
+
+    def own_profile(self, upto: int) -> PrivacyProfile:
+        Checkpoint(self, upto)
+        if upto == 0:
+            return GaussianProfile(0.0)
+        if self.sampling is Sampling.SHUFFLED:
+            return GaussianProfile(_composed_mu(self.sensitivity, self._noise_of_epochs(upto)))
+        if self.is_full_batch:
+            return GaussianProfile(_composed_mu(self.sensitivity, self.noise_multipliers[:upto]))
+        return self._sampled_profile(upto)
+
+    def prefix_epsilons(self, delta: float, steps: Sequence[int] | None = None) -> Array:
+        """ε at δ of every given prefix (by default all), ancestors included.
+
+        One discretisation of each distinct step and one inverse transform for each prefix.
+        """
+        chosen = range(1, self.steps + 1) if steps is None else steps
+        profiles = [self.profile(upto) for upto in chosen]
+        sampled = [p for p in profiles if isinstance(p, LossDistributionProfile)]
+        curve = iter(epsilon_curve(sampled, delta) if sampled else ())
+        return np.array([next(curve) if isinstance(p, LossDistributionProfile) else p.epsilon(delta) for p in profiles])
+
+    def _noise_of_epochs(self, upto: int) -> Array:
+        """The smallest noise multiplier in each epoch begun: a record is in one batch of it, nobody says which."""
+        assert self.steps_per_epoch is not None
+        return np.minimum.reduceat(self.noise_multipliers[:upto], np.arange(0, upto, self.steps_per_epoch))
+
+    def _sampled_profile(self, upto: int) -> PrivacyProfile:
+        replace_one = self.adjacency is Adjacency.REPLACE_ONE
+        if replace_one and self.clipping is Clipping.AGGREGATE:
+            raise NoGuaranteeError(
+                f"{self.label}: Poisson sampling with aggregate clipping under replace_one has no proved accounting; "
+                "per_example clipping or full_batch has"
+            )
+        # dp_accounting's replace_one distribution models the two ends ±C of a replacement itself.
+        reach = 1 if replace_one else self.sensitivity
+        noise, rates = self.noise_multipliers[:upto], self.sampling_rates[:upto]
+        sampled = rates < 1
+        if np.any(noise[sampled] * HOPELESS_RATIO < reach):
+            return NonPrivateProfile()
+        counted = Counter(zip(noise[sampled].tolist(), rates[sampled].tolist(), strict=True))
+        steps: dict[Step, int] = {
+            PoissonStep(ratio=reach / sigma, sampling_rate=rate, replace_one=replace_one): count
+            for (sigma, rate), count in counted.items()
+        }
+        whole = GaussianProfile(_composed_mu(self.sensitivity, noise[~sampled]))
+        return compose([whole, LossDistributionProfile.of(steps)]) if steps else whole
+
+
+def _composed_mu(sensitivity: int, noise: Array) -> float:
+    if np.any(noise == 0):
+        return float(np.inf)
+    return float(sensitivity * np.sqrt(np.sum(noise**-2.0)))

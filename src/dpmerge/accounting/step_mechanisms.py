@@ -1,0 +1,142 @@
+"""Single steps that have no closed form once composed, and what is known of each by itself.
+
+Guarantees: the distributions of a step bound it in both directions, composed any number of times, up to the step's
+`error` in δ; its Rényi curve is proved, or None.
+Refuses nothing: the run that owns the step has checked its numbers.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+
+from dpmerge.accounting.discretised_step import MIXTURE_ERROR, STEP_ERROR, LossPmf, gaussian_pmfs, mixture_pmfs
+from dpmerge.accounting.validation import Array
+
+HOPELESS_RATIO = 500.0
+"""Sensitivity over noise beyond which a step is counted as no privacy at all where it would have to be discretised."""
+
+_TAIL_DEVIATIONS = 10.0  # dp_accounting truncates the noise at mass e^-50, ten standard deviations
+
+
+class Step(ABC):
+    """One step whose privacy loss distribution is known; equal steps compare equal, so that runs can count them."""
+
+    @abstractmethod
+    def pmfs(self, interval: float) -> tuple[LossPmf, LossPmf]:
+        """The discretised losses for removal and addition (one and the same object where symmetric)."""
+
+    @property
+    @abstractmethod
+    def largest_loss(self) -> float:
+        """Roughly the largest loss that is not truncated; chooses the grid, bounds nothing."""
+
+    @property
+    @abstractmethod
+    def deviation(self) -> float:
+        """Roughly the standard deviation of the loss; chooses the grid, bounds nothing."""
+
+    @property
+    def error(self) -> float:
+        """What rounding may have taken from δ at any ε."""
+        return STEP_ERROR
+
+    @property
+    def wanted_bins(self) -> int:
+        """How many grid points are worth their time: fewer where a grid point is dear and errors do not add up."""
+        return 2**16
+
+    @abstractmethod
+    def renyi_divergence(self, orders: Array) -> Array | None:
+        """The larger of both directions at each order, or None where nothing is proved."""
+
+
+@dataclass(frozen=True)
+class GaussianStep(Step):
+    """N(0, 1) against N(μ, 1): closed-form by itself, discretised only to be composed with other steps."""
+
+    mu: float
+
+    def pmfs(self, interval: float) -> tuple[LossPmf, LossPmf]:
+        return gaussian_pmfs(self.mu, 1.0, False, interval)
+
+    @property
+    def largest_loss(self) -> float:
+        return _TAIL_DEVIATIONS * self.mu + self.mu**2 / 2
+
+    @property
+    def deviation(self) -> float:
+        return self.mu
+
+    def renyi_divergence(self, orders: Array) -> Array:
+        return np.asarray(orders * (self.mu**2 / 2))
+
+
+@dataclass(frozen=True)
+class PoissonStep(Step):
+    """A Poisson-subsampled Gaussian step with sensitivity-to-noise ratio `ratio`.
+
+    add_remove: N(0, 1) against (1−q)N(0, 1) + qN(ratio, 1).
+    replace_one: (1−q)N(0, 1) + qN(ratio, 1) against (1−q)N(0, 1) + qN(−ratio, 1); no Rényi curve is known to
+    dp_accounting for it (its accountant ignores the relation), so there is none here.
+    """
+
+    ratio: float
+    sampling_rate: float
+    replace_one: bool
+
+    def pmfs(self, interval: float) -> tuple[LossPmf, LossPmf]:
+        return gaussian_pmfs(self.ratio, self.sampling_rate, self.replace_one, interval)
+
+    @property
+    def largest_loss(self) -> float:
+        exponent = _TAIL_DEVIATIONS * self.ratio + self.ratio**2 / 2
+        if exponent > 700:
+            return exponent
+        return float(np.log1p(self.sampling_rate * np.expm1(exponent)))
+
+    @property
+    def deviation(self) -> float:
+        spread = np.sqrt(np.expm1(min(self.ratio**2, 700.0)))
+        shift = 2.0 if self.replace_one else 1.0
+        return float(shift * min(self.sampling_rate * spread, self.largest_loss))
+
+    def renyi_divergence(self, orders: Array) -> Array | None:
+        if self.replace_one:
+            return None
+        from dpmerge.accounting.subsampled_renyi import subsampled_renyi
+
+        return subsampled_renyi(self.ratio, self.sampling_rate, tuple(orders.tolist()))
+
+
+@dataclass(frozen=True)
+class MixtureStep(Step):
+    """N(0, 1) against Σ p_j N(c_j, 1), c_j ≥ 0: one linear combination of Poisson-subsampled steps."""
+
+    shifts: tuple[float, ...]
+    probabilities: tuple[float, ...]
+
+    def pmfs(self, interval: float) -> tuple[LossPmf, LossPmf]:
+        return mixture_pmfs(self.shifts, self.probabilities, interval)
+
+    @property
+    def largest_loss(self) -> float:
+        largest = max(self.shifts)
+        return _TAIL_DEVIATIONS * largest + largest**2 / 2
+
+    @property
+    def deviation(self) -> float:
+        return float(np.dot(self.shifts, self.probabilities))
+
+    @property
+    def error(self) -> float:
+        return MIXTURE_ERROR
+
+    @property
+    def wanted_bins(self) -> int:
+        return 2**12
+
+    def renyi_divergence(self, orders: Array) -> None:  # noqa: ARG002
+        return None

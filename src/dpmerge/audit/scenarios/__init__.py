@@ -1,1 +1,0 @@
-"""Built-in scenarios: releases made to be attacked, the benign and the hostile ones of docs/theory.md."""

@@ -1,0 +1,159 @@
+"""The checkpoints a merge reads: their files, opened when they are needed and not believed until they are closed.
+
+Guarantees: what was read has the digest the manifest gives (of the whole file where it is read in order, else of the
+checkpoint's tensors), and comes from a file with the header the portfolio knew.
+Refuses: files that have another header or digest than was recorded.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from dpmerge.errors import CheckpointError, DigestMismatchError
+from dpmerge.merging.ordered_hash import OrderedHash
+from dpmerge.merging.weight_files import (
+    Header,
+    changed_while_read,
+    file_digest,
+    header_of,
+    opened,
+    read_exactly,
+    require_unchanged,
+    state,
+)
+from dpmerge.portfolio.recorded_runs import SavedCheckpoint, is_weights
+from dpmerge.portfolio.tensors import weights_digest
+
+
+class TensorSource:
+    """One file of weights. It is opened for the first piece that is read and closed, and judged, after the last."""
+
+    def __init__(self, checkpoint: SavedCheckpoint, path: Path, *, whole: bool) -> None:
+        self.path = path
+        self.whole: OrderedHash | None = OrderedHash() if whole else None
+        self.unread = sum(slot.end - slot.start for file, slot in checkpoint.tensors.values() if file == path)
+        self._checkpoint = checkpoint
+        self._descriptor: int | None = None
+        self._stat: tuple[int, int, int] | None = None
+        self.hashed: tuple[int, int, int] | None = None  # as it was when it was hashed on its own
+        self._lock = threading.Lock()
+
+    def open(self) -> None:
+        """Make sure that the file is open and is the one the portfolio knew. One thread at a time calls this."""
+        if self._descriptor is not None:
+            return
+        self._descriptor = opened(self.path)
+        self._stat = state(self._descriptor)
+        if self.hashed is not None and self._stat != self.hashed:
+            raise changed_while_read(self.path)
+        header = header_of(self.path, self._descriptor)
+        require_known(self._checkpoint, self.path, header)
+        if self.whole is not None:
+            self.whole.feed(self.whole.ticket(), header.content)
+
+    def read(self, into: memoryview, offset: int) -> None:
+        """Fill a buffer."""
+        assert self._descriptor is not None
+        read_exactly(self.path, self._descriptor, into, offset)
+
+    def finished(self, count: int) -> None:
+        """So many bytes were read, used and hashed; after the last of them the file must still be what it was."""
+        with self._lock:
+            self.unread -= count
+            if self.unread or self._descriptor is None:
+                return
+            descriptor, self._descriptor = self._descriptor, None
+        try:
+            require_unchanged(self.path, descriptor, self._stat)
+        finally:
+            os.close(descriptor)
+        if self.whole is not None:
+            require_digest(self._checkpoint, self.path, self.whole.hexdigest())
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+class CheckpointInput:
+    """A checkpoint that is read: its files, and how its digest is taken."""
+
+    def __init__(self, checkpoint: SavedCheckpoint, order: Sequence[str], *, hashing: bool) -> None:
+        self.checkpoint = checkpoint
+        in_order = reads_in_order(checkpoint, order)
+        # What is not read in order is compared by tensors, or else read once more beforehand.
+        self._by_tensor = hashing and not in_order and checkpoint.weights is not None
+        paths = [path for path in checkpoint.files if is_weights(path)]
+        self.sources = {path: TensorSource(checkpoint, path, whole=hashing and in_order) for path in paths}
+        self.tensors: dict[str, OrderedHash] = {name: OrderedHash() for name in checkpoint.tensors if self._by_tensor}
+        if hashing:
+            alone = checkpoint.files if not in_order and not self._by_tensor else set(checkpoint.files) - set(paths)
+            for path in alone:
+                digest, before = file_digest(path)
+                require_digest(checkpoint, path, digest)
+                if path in self.sources:
+                    self.sources[path].hashed = before
+        for source in self.sources.values():
+            if not source.unread:  # a file of no values is read by opening it
+                try:
+                    source.open()
+                    source.finished(0)
+                finally:
+                    source.close()
+
+    def hash_of(self, name: str) -> OrderedHash | None:
+        """Where pieces of this tensor are hashed."""
+        return self.tensors.get(name) or self.sources[self.checkpoint.tensors[name][0]].whole
+
+    def hashes(self) -> Iterable[OrderedHash]:
+        yield from self.tensors.values()
+        yield from (source.whole for source in self.sources.values() if source.whole is not None)
+
+    def require_weights(self) -> None:
+        """After all was read: the tensors are those that were recorded."""
+        if not self._by_tensor:
+            return
+        saved = self.checkpoint
+        found = weights_digest(
+            (n, s.dtype, s.shape, self.tensors[n].hexdigest()) for n, (_, s) in saved.tensors.items()
+        )
+        if found != saved.weights:
+            accepted = f"the weights that were recorded, {saved.weights}"
+            there = f"weights with the digest {found}"
+            raise DigestMismatchError(saved.manifest_file, f"weights of {saved.name}", None, accepted, found=there)
+
+    def close(self) -> None:
+        for source in self.sources.values():
+            source.close()
+
+
+def reads_in_order(checkpoint: SavedCheckpoint, order: Sequence[str]) -> bool:
+    """Whether tensors taken in this order are taken from each file in the order of their bytes."""
+    last: dict[Path, int] = {}
+    for name in order:
+        path, slot = checkpoint.tensors[name]
+        if slot.end > slot.start:
+            if slot.start < last.get(path, 0):
+                return False
+            last[path] = slot.end
+    return True
+
+
+def require_known(checkpoint: SavedCheckpoint, path: Path, header: Header) -> None:
+    """A file still has the tensors, at the places, that the portfolio saw when it was loaded."""
+    known = {slot.name: slot for file, slot in checkpoint.tensors.values() if file == path}
+    if known != {slot.name: slot for slot in header.slots}:
+        accepted = f"the tensors that {checkpoint.name} had when the portfolio was read"
+        raise CheckpointError(path, "header", None, accepted, found="others")
+
+
+def require_digest(checkpoint: SavedCheckpoint, path: Path, found: str) -> None:
+    """A file is the one that was recorded."""
+    recorded = checkpoint.file_digests[checkpoint.files.index(path)]
+    if found != recorded:
+        accepted, there = f"the file that was recorded, {recorded}", f"{path.name} with the digest {found}"
+        raise DigestMismatchError(checkpoint.manifest_file, f"sha256 of {path.name}", recorded, accepted, found=there)

@@ -1,0 +1,57 @@
+"""The small files a model is loaded with: its configuration and its tokenizer, from the donor's folder.
+
+Guarantees: only files on the list below are copied, from inside the donor's run; what else lies there is only named.
+Trainer states, optimizer states and logs are never copied: each would be a release of its own.
+Refuses: nothing; a file on the list that is too large, no regular file or a link out of the run is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from dpmerge.files import LARGEST_SMALL_FILE as LARGEST
+from dpmerge.files import is_file, read_bytes
+from dpmerge.merging.writing import WrittenFile, write_small
+from dpmerge.portfolio.manifest import MANIFEST_NAME
+from dpmerge.portfolio.recorded_runs import Run, SavedCheckpoint
+from dpmerge.portfolio.run_files import inside
+
+ADAPTER_CONFIG = "adapter_config.json"
+
+COPIED = (
+    "config.json", "generation_config.json",
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "vocab.json", "vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model",
+    "preprocessor_config.json", "processor_config.json", "chat_template.jinja", "chat_template.json",
+    ADAPTER_CONFIG,
+)  # fmt: skip
+
+
+def copy_small_files(
+    run: Run, checkpoint: SavedCheckpoint, folder: Path, *, without: Collection[str] = ()
+) -> tuple[tuple[WrittenFile, ...], tuple[str, ...]]:
+    """What was copied, and the names of what was left."""
+    written, left = [], set()
+    found = {path.name: path for path in reversed(list(_beside(run, checkpoint)))}
+    for name, path in sorted(found.items()):
+        if name in COPIED and inside(path, run.folder) and path.stat().st_size <= LARGEST:
+            if name not in without:
+                written.append(write_small(folder, name, read_bytes(path, LARGEST, "a readable file")))
+        else:
+            left.add(name)
+    return tuple(written), tuple(sorted(left))
+
+
+def small_file(run: Run, checkpoint: SavedCheckpoint, name: str) -> Path | None:
+    """The file of that name a checkpoint is loaded with."""
+    return next((p for p in _beside(run, checkpoint) if p.name == name and inside(p, run.folder)), None)
+
+
+def _beside(run: Run, checkpoint: SavedCheckpoint) -> Iterator[Path]:
+    """Files in the checkpoint's folder, then in the run's, that are neither weights nor the manifest."""
+    weights = {path for saved in run.checkpoints for path in saved.files}
+    for place in dict.fromkeys([checkpoint.files[0].parent, run.folder]):
+        for path in sorted(place.iterdir()):
+            if path not in weights and path.name != MANIFEST_NAME and is_file(path):
+                yield path

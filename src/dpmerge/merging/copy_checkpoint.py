@@ -1,0 +1,134 @@
+"""One checkpoint as it was trained, in a folder of its own.
+
+Guarantees: the tensors' bytes are the checkpoint's; every byte of the copy was hashed, gives the recorded digest,
+and holds only finite values. A file whose metadata could tell of private data is written anew, without it.
+Refuses: files that are not what was recorded, change while they are read, or hold values that are not finite.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from dpmerge.errors import CheckpointError
+from dpmerge.merging.arithmetic import all_finite
+from dpmerge.merging.byte_progress import ByteCount, Progressed
+from dpmerge.merging.checkpoint_input import require_digest, require_known
+from dpmerge.merging.engine import merge
+from dpmerge.merging.layout import PLAIN_METADATA, OutputFile, file_names, index_of
+from dpmerge.merging.weight_files import file_header, header_of, opened, read_exactly, require_unchanged, state
+from dpmerge.merging.writing import WrittenFile, allocate, create, write_all, write_small
+from dpmerge.portfolio.recorded_runs import SavedCheckpoint, is_weights
+from dpmerge.portfolio.tensors import TensorEntry
+
+_FICLONE = 0x40049409
+_PIECE = 2**20
+
+
+def copy(
+    checkpoint: SavedCheckpoint, folder: Path, *, jobs: int = 2, progress: Progressed | None = None
+) -> tuple[WrittenFile, ...]:
+    """Write one checkpoint under the usual names; it shares its blocks with the original where the disk can do that.
+
+    Args:
+        checkpoint: what is copied.
+        folder: where to, a folder that exists.
+        jobs: how many files at a time.
+        progress: called with how many bytes are done, and of how many.
+
+    Returns:
+        The files that were written, with their digests.
+
+    Raises:
+        CheckpointError: a file is not what was recorded, changes, or holds values that are not finite.
+        CannotWriteError: the disk is full or cannot be written to.
+
+    Example (not run here, since it needs a checkpoint on disk):
+
+        copy(portfolio.saved("a@100"), folder)
+    """
+    paths = [path for path in checkpoint.files if is_weights(path)]
+    headers = {path: file_header(path) for path in paths}
+    if any(header.metadata not in ({}, PLAIN_METADATA) for header in headers.values()):
+        return merge([(checkpoint, 1.0)], folder, donor=checkpoint, trained=None, jobs=jobs, progress=progress)
+    files = [
+        OutputFile(name=name, header=headers[path].content, slots=headers[path].slots)
+        for path, name in zip(paths, file_names(paths), strict=True)
+    ]
+    count = ByteCount(progress, sum(file.size for file in files))
+    stopped = threading.Event()
+
+    def each(path: Path, file: OutputFile) -> WrittenFile:
+        try:
+            return _copied(checkpoint, path, folder / file.name, file, count, stopped)
+        except BaseException:
+            stopped.set()
+            raise
+
+    with ThreadPoolExecutor(jobs, thread_name_prefix="copy") as pool:
+        try:
+            written = list(pool.map(each, paths, files))
+        except BaseException:
+            stopped.set()
+            raise
+    if (index := index_of(files)) is not None:
+        written.append(write_small(folder, *index))
+    return tuple(written)
+
+
+def reflinked(source: int, copy: int) -> bool:
+    """Whether the copy now shares the source's blocks; file systems that cannot do that say so."""
+    try:
+        fcntl.ioctl(copy, _FICLONE, source)
+    except OSError:
+        return False
+    return True
+
+
+def _copied(
+    checkpoint: SavedCheckpoint, path: Path, to: Path, file: OutputFile, count: ByteCount, stopped: threading.Event
+) -> WrittenFile:
+    descriptor = opened(path)
+    try:
+        copied = create(to)
+        try:
+            before, header = state(descriptor), header_of(path, descriptor)
+            require_known(checkpoint, path, header)
+            shared = reflinked(descriptor, copied)
+            if not shared:
+                allocate(to, copied, before[0])
+            digest, buffer = hashlib.sha256(), np.zeros(_PIECE, np.uint8)
+            for slot, start, length in _pieces(len(header.content), header.slots):
+                if stopped.is_set():
+                    break
+                piece = buffer[:length]
+                read_exactly(path, copied if shared else descriptor, piece.data, start)
+                if slot is not None and not all_finite(slot.dtype, piece):
+                    found = f"NaN or infinity in {checkpoint.name}"
+                    raise CheckpointError(path, slot.name, None, "finite values only", found=found)
+                if not shared:
+                    write_all(to, copied, piece.data, start)
+                digest.update(piece.data)
+                count.add(length)
+            require_unchanged(path, descriptor, before)
+        finally:
+            os.close(copied)
+    finally:
+        os.close(descriptor)
+    if not stopped.is_set():
+        require_digest(checkpoint, path, digest.hexdigest())
+    return WrittenFile(file.name, digest.hexdigest(), before[0])
+
+
+def _pieces(header: int, slots: tuple[TensorEntry, ...]) -> Iterator[tuple[TensorEntry | None, int, int]]:
+    """A file from its first byte to its last: the header, then each tensor, in pieces that fit the buffer."""
+    for slot, start, end in [(None, 0, header), *((slot, slot.start, slot.end) for slot in slots)]:
+        for at in range(start, end, _PIECE):
+            yield slot, at, min(_PIECE, end - at)

@@ -1,0 +1,120 @@
+"""Files of weights, as bytes: opened, read exactly, hashed, and known again when they change.
+
+Guarantees: what is read comes from one file that was not changed meanwhile.
+Refuses: files that cannot be read, end early, have no safetensors header, or change while they are read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from dpmerge.errors import CheckpointError, UnreadableCheckpointError
+from dpmerge.files import regular_descriptor
+from dpmerge.portfolio.tensors import LARGEST_HEADER, TensorEntry, parse_header
+from dpmerge.terms.documents import strict_json
+
+_PIECE = 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """The first bytes of a file, and what they say."""
+
+    content: bytes  # the eight bytes of its length included
+    slots: tuple[TensorEntry, ...]
+    metadata: dict[str, str]
+
+
+def opened(path: Path) -> int:
+    try:
+        return regular_descriptor(path)
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
+def state(descriptor: int) -> tuple[int, int, int]:
+    """What changes when a file does."""
+    found = os.fstat(descriptor)
+    return found.st_size, found.st_mtime_ns, found.st_ino
+
+
+def require_unchanged(path: Path, descriptor: int, before: tuple[int, int, int] | None) -> None:
+    if state(descriptor) != before:
+        raise changed_while_read(path)
+
+
+def read_exactly(path: Path, descriptor: int, into: memoryview, offset: int) -> None:
+    """Fill a buffer from a file that must be long enough."""
+    while into:
+        try:
+            count = os.preadv(descriptor, [into], offset)
+        except OSError as error:
+            raise _unreadable(path, error) from None
+        if not count:
+            raise changed_while_read(path)
+        into, offset = into[count:], offset + count
+
+
+def header_of(path: Path, descriptor: int) -> Header:
+    """The header of a safetensors file that is open."""
+
+    def read(offset: int, length: int) -> bytes:
+        content = bytearray(length)
+        read_exactly(path, descriptor, memoryview(content), offset)
+        return bytes(content)
+
+    return _header(path, os.fstat(descriptor).st_size, read)
+
+
+def header_within(path: Path, content: bytes) -> Header:
+    """The header of a safetensors file that was read whole."""
+    return _header(path, len(content), lambda offset, length: content[offset : offset + length])
+
+
+def _header(path: Path, size: int, read: Callable[[int, int], bytes]) -> Header:
+    start = read(0, min(size, 8))
+    length = int.from_bytes(start, "little")
+    if len(start) < 8 or length > min(LARGEST_HEADER, size - 8):
+        accepted = f"8 bytes that give a length within the file, at most {LARGEST_HEADER:,}"
+        raise CheckpointError(path, "header length", length, accepted)
+    text = read(8, length)
+    slots = parse_header(text, size - 8 - length, path)
+    return Header(content=start + text, slots=slots, metadata=strict_json(text, "header").get("__metadata__", {}))
+
+
+def file_header(path: Path) -> Header:
+    """The header of a safetensors file."""
+    descriptor = opened(path)
+    try:
+        return header_of(path, descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def file_digest(path: Path) -> tuple[str, tuple[int, int, int]]:
+    """The digest of a file, read on its own, and by what a change of it is recognised."""
+    digest, buffer = hashlib.sha256(), bytearray(_PIECE)
+    descriptor = opened(path)
+    try:
+        before = state(descriptor)
+        for offset in range(0, before[0], _PIECE):
+            piece = memoryview(buffer)[: min(_PIECE, before[0] - offset)]
+            read_exactly(path, descriptor, piece, offset)
+            digest.update(piece)
+        require_unchanged(path, descriptor, before)
+    finally:
+        os.close(descriptor)
+    return digest.hexdigest(), before
+
+
+def _unreadable(path: Path, error: OSError) -> CheckpointError:
+    return UnreadableCheckpointError.from_os(error, path=path)
+
+
+def changed_while_read(path: Path) -> CheckpointError:
+    """The error of a file that somebody wrote to meanwhile."""
+    return CheckpointError(path, "file", path, "a file that nobody changes", found="a change while it was read")

@@ -1,0 +1,131 @@
+"""Do these runs belong together? Every check between the runs of a portfolio.
+
+Guarantees: runs that pass speak about the same data, unit and adjacency, have models of one shape, and no two of
+them share noise that anybody could know of: no stream, no seed, and (see `provenance`, `undeclared_parents`) no weights
+in common.
+Refuses, each with a named error, the file and the field: anything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from dpmerge.accounting.exposure import Mechanism
+from dpmerge.errors import (
+    InvalidInputError,
+    MissingParentError,
+    MixedPortfolioError,
+    NotIndependentError,
+    TensorMismatchError,
+)
+from dpmerge.portfolio.provenance import require_origins
+from dpmerge.portfolio.recorded_runs import RecordedRun, SavedCheckpoint, all_checkpoints
+from dpmerge.portfolio.undeclared_parents import require_named_parents
+from dpmerge.terms.ancestry import attach
+
+
+def require_agreement(runs: Sequence[RecordedRun]) -> None:
+    """All checks, in the order in which their answers make sense."""
+    _require_distinct_names(runs)
+    _require_same_subject(runs)
+    _require_same_tensors(runs)
+    _require_own_noise(runs)
+    require_origins(runs)
+    require_named_parents(runs)
+
+
+def _require_distinct_names(runs: Sequence[RecordedRun]) -> None:
+    first: dict[str, RecordedRun] = {}
+    for run in runs:
+        other = first.setdefault(run.manifest.run, run)
+        if other is not run:
+            problem = f"run: {other.file} is named {run.manifest.run!r} as well"
+            raise MixedPortfolioError(run.file, "run", run.manifest.run, "give it a name of its own", problem=problem)
+
+
+def _require_same_subject(runs: Sequence[RecordedRun]) -> None:
+    subjects: dict[str, Callable[[RecordedRun], object]] = {
+        "dataset.id": lambda run: run.manifest.dataset.id,
+        "dataset.size": lambda run: run.manifest.dataset.size,
+        "unit": lambda run: run.manifest.unit,
+        "adjacency": lambda run: run.manifest.adjacency,
+    }
+    for field, of in subjects.items():
+        known = [run for run in runs if of(run) is not None]
+        for run in known[1:]:
+            if of(run) != of(known[0]):
+                problem = f"{field}: {of(run)!r} here, {of(known[0])!r} in {known[0].file}"
+                remedy = "all runs of a portfolio agree on it: keep others in a portfolio of their own"
+                raise MixedPortfolioError(run.file, field, of(run), remedy, problem=problem)
+
+
+def _require_same_tensors(runs: Sequence[RecordedRun]) -> None:
+    """All models have one shape, except private parents, which only have to be paid for."""
+    parents = {run.manifest.ancestry.run for run in runs}
+    first: SavedCheckpoint | None = None
+    for checkpoint in all_checkpoints(tuple(sorted(runs, key=lambda run: run.manifest.run in parents))):
+        first = first or checkpoint
+        difference = tensor_difference(first, checkpoint)
+        if difference is not None and checkpoint.run not in parents:
+            raise difference
+
+
+def tensor_difference(first: SavedCheckpoint, checkpoint: SavedCheckpoint) -> TensorMismatchError | None:
+    """In what the tensors of two checkpoints differ that averaging needs to be the same."""
+    if difference := sorted(set(first.tensors) ^ set(checkpoint.tensors)):
+        there = first.name if difference[0] in first.tensors else checkpoint.name
+        found = f"{difference[0]!r}, which only {there} has"
+        accepted = f"the tensor names of {first.name}"
+        return TensorMismatchError(checkpoint.files[0], "tensor names", difference[0], accepted, found=found)
+    for name, (path, slot) in checkpoint.tensors.items():
+        other = first.tensors[name][1]
+        if slot.shape != other.shape:
+            accepted = f"{list(other.shape)}, as in {first.name}"
+            return TensorMismatchError(path, f"{name}.shape", list(slot.shape), accepted)
+        if slot.dtype != other.dtype:
+            return TensorMismatchError(path, f"{name}.dtype", slot.dtype, f"{other.dtype}, as in {first.name}")
+    return None
+
+
+def _require_own_noise(runs: Sequence[RecordedRun]) -> None:
+    # torch uses 32 bits of a seed: two that differ by 2³² give the same noise.
+    streams: dict[str, Callable[[RecordedRun], object]] = {
+        "noise.stream": lambda run: run.manifest.noise.stream,
+        "noise.seed": lambda run: None if run.manifest.noise.seed is None else run.manifest.noise.seed % 2**32,
+    }
+    for field, of in streams.items():
+        first: dict[object, RecordedRun] = {}
+        for run in runs:
+            other = run if of(run) is None else first.setdefault(of(run), run)
+            if other is not run:
+                problem = f"{field}: {other.file} has the same ({of(run)}), so the two are not independent"
+                remedy = "keep one of the two, or train one of them again with noise of its own"
+                raise NotIndependentError(run.file, field, of(run), remedy, problem=problem)
+
+
+def mechanisms(runs: Sequence[RecordedRun]) -> dict[str, Mechanism]:
+    """Each run as the mathematics sees it, its private ancestors attached."""
+    by_name = {run.manifest.run: run for run in runs}
+    made: dict[str, Mechanism] = {}
+    for run in runs:
+        parent = run.manifest.ancestry.run
+        if parent is not None and parent not in by_name:
+            problem = f"ancestry.run: the parent {parent!r} is not in this portfolio"
+            remedy = "add its run: what its parent cost must be counted too"
+            raise MissingParentError(run.file, "ancestry.run", parent, remedy, problem=problem)
+    try:
+        for name in by_name:
+            attach(
+                name,
+                lambda each: by_name[each].manifest.ancestry.parent,
+                lambda each, start: by_name[each].manifest.mechanism_from(start),
+                made,
+            )
+    except InvalidInputError as error:
+        child, _, field = error.field.rpartition(".ancestry.")
+        if child not in by_name:
+            raise
+        raise MissingParentError(
+            by_name[child].file, f"ancestry.{field}", error.value, error.accepted, found=error.found
+        ) from None
+    return made

@@ -1,0 +1,99 @@
+"""Where a portfolio's ledger is, and whether it is whole.
+
+Guarantees: a ledger that lacks an entry which is known to have been made, by a head checkpoint beside the portfolio
+or by the certificate of an output, is noticed before anything else is released.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dpmerge.certificate.dsse import CERTIFICATE_NAME, read_certificate
+from dpmerge.errors import InvalidInputError, LedgerBrokenError
+from dpmerge.files import is_file, read_bytes
+from dpmerge.ledger.head_checkpoint import check_head_checkpoint, read_head_checkpoint, update_head_checkpoint
+from dpmerge.ledger.ledger import Ledger
+from dpmerge.portfolio.portfolio import Portfolio
+
+LEDGER_NAME = "privacy-ledger.sqlite"
+WITNESS_NAME = ".ledger-witness"
+
+
+def ledger_of(portfolio: Portfolio | str | Path | None, ledger: str | Path | None = None) -> str | Path:
+    """The ledger that was named, or the one beside a portfolio."""
+    if ledger is not None:
+        return ledger
+    if portfolio is None:
+        raise InvalidInputError("ledger", None, "a portfolio, or --ledger FILE|URL", found="neither")
+    path = portfolio.path if isinstance(portfolio, Portfolio) else Path(portfolio)
+    if not path.exists():
+        raise InvalidInputError(
+            "portfolio", str(path), "a folder of runs, or a portfolio.yaml", found=f"{path}, which is not there"
+        )
+    return (path.parent if path.suffix in (".yaml", ".yml") else path) / LEDGER_NAME
+
+
+def default_ledger(portfolio: Portfolio) -> Path:
+    """The ledger beside a portfolio."""
+    return portfolio.path / LEDGER_NAME
+
+
+def witnesses(portfolio: Portfolio) -> list[Path]:
+    """Where a portfolio's ledger is remembered: beside it, and in the folder of every run, released from or not.
+
+    A run that is named alone, listed elsewhere or copied still knows which ledger counts it.
+    """
+    return [
+        folder / WITNESS_NAME for folder in dict.fromkeys([portfolio.path, *(run.folder for run in portfolio.runs)])
+    ]
+
+
+def is_missing(place: str | Path) -> bool:
+    """Whether a ledger is a file that is not there yet; of a database nobody can tell before it is opened."""
+    return (isinstance(place, Path) or "://" not in place) and not Path(place).exists()
+
+
+def opened_ledger(place: str | Path, portfolio: Portfolio, insecure_permissions: bool = False) -> Ledger:
+    """The ledger, made if nothing was ever charged; one that was lost is not replaced by an empty one."""
+    if is_missing(place):
+        for path in witnesses(portfolio):
+            if (seen := read_head_checkpoint(path)) is not None:
+                raise LedgerBrokenError(
+                    f"{place}: there is no ledger, and {path} was charged to {seen.where or seen.ledger}; name "
+                    "that one (--ledger or DPMERGE_LEDGER), or bring it back"
+                )
+    return Ledger.open(place, insecure_permissions=insecure_permissions)
+
+
+def why_not_whole(ledger: Ledger, portfolio: Path) -> str | None:
+    """What a portfolio remembers that a ledger lacks; asked of its folder and of every run's in it."""
+    home = portfolio.parent if portfolio.suffix in (".yaml", ".yml") else portfolio
+    try:
+        for path in sorted({home / WITNESS_NAME, *home.glob(f"*/{WITNESS_NAME}")}):
+            check_head_checkpoint(ledger, path)
+    except LedgerBrokenError as error:
+        return str(error)
+    return None
+
+
+def require_whole_ledger(ledger: Ledger, portfolio: Portfolio, out: Path | None) -> None:
+    """Notice a ledger that was restored from an older backup: an entry that is known to have been made is not there."""
+    for path in witnesses(portfolio):
+        check_head_checkpoint(ledger, path)
+    if out is not None and is_file(file := out / CERTIFICATE_NAME):
+        try:
+            entry = read_certificate(read_bytes(file)).content["ledger"]
+            known = entry["id"] != ledger.id or ledger.contains(entry["entry"], entry["hash"])
+        except (InvalidInputError, KeyError, TypeError):
+            return  # not a certificate of ours: whether it may be replaced is another question
+        if not known:
+            raise LedgerBrokenError(
+                f"{out} was charged in this ledger (entry {entry['entry']}), which has no such entry: it was restored "
+                "from an older backup; run `dpmerge ledger recover --adopt` with the outputs made since"
+            )
+
+
+def witness(ledger: Ledger, portfolio: Portfolio) -> None:
+    """Remember the newest entry beside the portfolio and in the folders of its runs."""
+    for path in witnesses(portfolio):
+        update_head_checkpoint(ledger, path)

@@ -1,0 +1,81 @@
+"""Was it made from these runs? A certificate beside the portfolio it speaks of.
+
+Guarantees: manifests that state something else, commitments that do not open, checkpoints that are no longer what was
+committed to, and a binding that is not of these terms and files are each named.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterator
+
+from dpmerge.certificate.checks import Check
+from dpmerge.certificate.commitments import release_salt
+from dpmerge.certificate.dsse import Certificate
+from dpmerge.certificate.output_files import require_plausible
+from dpmerge.certificate.predicate import Predicate
+from dpmerge.errors import InvalidInputError
+from dpmerge.files import file_digest
+from dpmerge.portfolio.portfolio import Portfolio
+from dpmerge.portfolio.recorded_runs import SavedCheckpoint
+from dpmerge.releasing.commitment_salt import checkpoint_commitment, salt_of
+from dpmerge.releasing.settings import portfolio_facts
+
+
+def provenance(certificate: Certificate, declared: Predicate, portfolio: Portfolio) -> Iterator[Check]:
+    """Whether a release was made from the runs of a portfolio, by who has its salt."""
+    terms = declared.terms
+    wrong = []
+    subject = {"dataset": portfolio.dataset, "unit": portfolio.unit, "adjacency": portfolio.adjacency.value}
+    for name, value in subject.items():
+        if getattr(terms, name) != value:
+            wrong.append(f"{name} is {getattr(terms, name)!r} in the certificate and {value!r} in the portfolio")
+    known = {run.id: run for run in portfolio.runs}
+    for stated in terms.runs:
+        if stated.run not in known:
+            wrong.append(f"run {stated.run} is not in the portfolio")
+        elif known[stated.run].manifest.statement != stated:
+            wrong.append(f"the manifest of {stated.run} says something else")
+    if not wrong and portfolio_facts(portfolio, terms) != declared.portfolio:
+        wrong.append("what is said of the portfolio as a whole (complete, allowed differences) is something else")
+    yield Check("manifests", not wrong, tuple(wrong))
+    try:
+        salt = release_salt(salt_of(portfolio), declared.release)
+    except InvalidInputError as error:
+        yield Check("commitments", False, (str(error),))
+        return
+    yield _commitments(declared, portfolio, salt)
+    if certificate.version > 1:
+        yield _binding(certificate, declared, salt)
+
+
+def _binding(certificate: Certificate, declared: Predicate, salt: bytes) -> Check:
+    stated, found = declared.binding or "", declared.binding_of(certificate.subjects, salt, certificate.version)
+    words = "not of these terms and files: something was changed by who does not have the portfolio's salt"
+    return Check("binding", same := hmac.compare_digest(stated, found), () if same else (words,))
+
+
+def _commitments(declared: Predicate, portfolio: Portfolio, salt: bytes) -> Check:
+    wrong = []
+    for each in declared.inputs:
+        try:
+            opened = checkpoint_commitment(portfolio, each.checkpoint, salt) == each.commitment
+        except InvalidInputError:
+            opened = False
+        if not opened:
+            wrong.append(f"that of {each.checkpoint} does not open to what the portfolio holds")
+        else:
+            wrong += _changed(portfolio.saved(str(each.checkpoint)))
+    return Check("commitments", not wrong, tuple(wrong))
+
+
+def _changed(saved: SavedCheckpoint) -> Iterator[str]:
+    """Files of a checkpoint that are no longer what was recorded, and committed to."""
+    for file, recorded in zip(saved.files, saved.file_digests, strict=True):
+        try:
+            require_plausible(file, file.stat().st_size)
+            same = file_digest(file) == recorded
+        except OSError:
+            same = False
+        if not same:
+            yield f"{saved.name}: {file.name} is not the file that was recorded"

@@ -1,0 +1,197 @@
+"""What pages are made of: the frame, a section for each figure, tables.
+
+Guarantees: one file that loads nothing from anywhere and may load nothing; all that comes from data is text on it.
+Refuses: to be made without plotly, whose JavaScript it carries.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from html import escape
+from importlib import resources
+from string import Template
+from typing import Any
+
+import numpy as np
+
+from dpmerge.errors import InvalidInputError, printable
+from dpmerge.extras import needs_extra
+from dpmerge.planning.analysis import Face, Panel
+from dpmerge.report import wording
+from dpmerge.report.plot_charts import Chart, panel_chart, plot_chart
+from dpmerge.report.plot_view import face_axis
+from dpmerge.report.plots import Drawing, Heatmaps, Series, Table
+from dpmerge.report.styles import COSTS
+
+_SWATCHES = {
+    "none": "",
+    "dots": '<circle cx="15" cy="7" r="4.5" fill="{}"/>',
+    "diamonds": '<path d="M15 2 l5 5 l-5 5 l-5 -5 z" fill="{}"/>',
+    "squares": '<path d="M11 3 h8 v8 h-8 z" fill="{}"/>',
+}
+
+
+def framed(
+    title: str,
+    subtitle: str,
+    introduction: Iterable[str],
+    main: str,
+    charts: Sequence[Chart],
+    *,
+    banner: str = "",
+    script: str = "drawCharts();",
+    **data: Any,
+) -> str:
+    """A page of HTML with all that it needs inside: our style and script, plotly.js and the charts.
+
+    Args:
+        title: Its first heading.
+        subtitle: What stands below that.
+        introduction: One paragraph a string.
+        main: Sections, as HTML.
+        charts: What is drawn in them.
+        banner: What stands above all else.
+        script: JavaScript that calls `drawCharts` of charts.js.
+        data: What the script finds in `report`, besides `charts`.
+
+    Returns:
+        The page.
+
+    Raises:
+        InvalidInputError: plotly is missing.
+    """
+    drawn = {chart.id: {"data": chart.data, "layout": chart.layout} for chart in charts}
+    return Template(part("page.html")).substitute(
+        title=as_text(title),
+        subtitle=as_text(subtitle),
+        introduction="\n".join(f"<p>{as_text(paragraph)}</p>" for paragraph in introduction),
+        banner=f'<p class="banner" role="note">{as_text(banner)}</p>' if banner else "",
+        main=main,
+        style=part("page.css"),
+        data=_embedded({"charts": drawn, **data}),
+        plotly=_plotly_script(),
+        script=part("charts.js") + script,
+    )
+
+
+def figure(drawing: Drawing, name: str, target: float | None = None) -> tuple[str, list[Chart]]:
+    """The section of a figure, as HTML, and what is drawn in it.
+
+    Args:
+        drawing: The figure.
+        name: The id of its element.
+        target: An ε that the page marks, and can move.
+
+    Returns:
+        Heading, words, note and where the charts go; and the charts.
+    """
+    if isinstance(drawing, Heatmaps):
+        panels = enumerate(drawing.face.panels)
+        charts = [panel_chart(drawing.face, panel, f"{name}-{place}", target) for place, panel in panels]
+        content = _panels(drawing.face, charts, name, targeted=target is not None)
+    else:
+        charts = [plot_chart(drawing, name, target)]
+        content = _chart(charts[0])
+    note = f'<p class="note">{as_text(drawing.note)}</p>\n' if drawing.note else ""
+    return section(drawing.heading, f"<p>{as_text(drawing.words)}</p>\n{note}{content}"), charts
+
+
+def section(heading: str, content: str) -> str:
+    """A heading and what stands below it, which is HTML."""
+    return f"<section>\n<h2>{as_text(heading)}</h2>\n{content}\n</section>"
+
+
+def table(content: Table) -> str:
+    """Each cell repeats its heading: a phone sets a row as a list.
+
+    Args:
+        content: What stands in it; its heading is for the caller to set.
+
+    Returns:
+        The table as HTML.
+
+    Raises:
+        InvalidInputError: Rows are of other lengths than the head.
+    """
+    if any(len(row) != len(content.head) for row in content.rows):
+        found = "rows of other lengths"
+        raise InvalidInputError(f"table {content.heading}", content, "a cell for every column of the head", found=found)
+    names = [as_text(name) for name in content.head]
+    rows = [["<br>".join(map(as_text, cell.split("\n"))) for cell in row] for row in content.rows]
+    heads = "".join(f'<th scope="col">{name}</th>' for name in names)
+    body = "".join(
+        "".join(["<tr>", *(f'<td data-head="{n}">{c}</td>' for n, c in zip(names, row, strict=True)), "</tr>"])
+        for row in rows
+    )
+    return f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def as_text(text: str) -> str:
+    """Anything, as HTML that shows it."""
+    return escape(printable(text))
+
+
+def part(name: str) -> str:
+    """A file that comes with this package."""
+    return resources.files("dpmerge.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _plotly_script() -> str:
+    with needs_extra("report", by="the HTML report"):
+        from plotly.offline import get_plotlyjs
+    return str(get_plotlyjs())
+
+
+def _embedded(data: Any) -> str:
+    """JSON that cannot end the script it stands in."""
+    plain = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    return plain.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def _chart(chart: Chart) -> str:
+    """Where it is drawn, and below that a legend whose lines switch their traces on and off."""
+    buttons = "".join(
+        f'<li><button type="button" aria-pressed="true" data-trace="{" ".join(map(str, each.traces))}">'
+        f'<svg width="30" height="14" aria-hidden="true">{_swatch(each.series)}</svg>'
+        f"<span>{escape(each.series.label)}</span></button></li>"
+        for each in chart.legend
+    )
+    return f'<div class="chart" id="{chart.id}"></div>\n<ul class="legend" data-chart="{chart.id}">{buttons}</ul>'
+
+
+def _swatch(series: Series) -> str:
+    """A line or a mark, as the legend shows it."""
+    colour = escape(series.colour)
+    marks = _SWATCHES["dots" if series.marks == "none" and not series.line else series.marks].format(colour)
+    dashes = ' stroke-dasharray="7 4"' if series.dashed else ""
+    return (f'<path d="M0 7 H30" stroke="{colour}" stroke-width="3"{dashes}/>' if series.line else "") + marks
+
+
+def _panels(face: Face, charts: Sequence[Chart], name: str, *, targeted: bool) -> str:
+    """Small multiples: as many side by side as fit, one scale of colours for all."""
+    axis = face_axis(face)
+    ticks = "".join(f"<span>{wording.epsilon(value)}</span>" for value in axis.ticks(5))
+    said = [
+        *(["equal steps are equal ratios"] if axis.log else []),
+        *(["grey has no finite ε"] if any(map(_has_no_number, face.panels)) else []),
+        *(["the red line and the faded part show where ε is at, and above, the target"] if targeted else []),
+    ]
+    remarks = f" ({'; '.join(said)})" if said else ""
+    drawn = "".join(
+        f'<figure><figcaption>{escape(wording.label(panel))}</figcaption><div class="panel" id="{chart.id}"></div>'
+        + (f'<p class="share" data-panel="{chart.id}"></p></figure>' if targeted else "</figure>")
+        for panel, chart in zip(face.panels, charts, strict=True)
+    )
+    return (
+        f'<div class="scale"><div class="bar" style="background:linear-gradient(to right,{",".join(COSTS)})"></div>'
+        f'<div class="ticks">{ticks}</div><p>ε{remarks}</p></div>\n'
+        f'<div class="panels" id="{name}">{drawn}</div>'
+    )
+
+
+def _has_no_number(panel: Panel) -> bool:
+    """Whether some point of the triangle has no finite ε."""
+    size = len(panel.epsilons)
+    inside = np.add.outer(np.arange(size), np.arange(size)) < size
+    return bool(np.any(~np.isfinite(panel.epsilons[inside])))

@@ -1,0 +1,100 @@
+"""The record of a run so far, and the manifest on disk.
+
+Guarantees: the manifest covers the checkpoints that were saved, up to the last one and no further; replaced as a whole.
+Forgets what turns out not to be true, of earlier checkpoints too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dpmerge.errors import RecordingError
+from dpmerge.portfolio.manifest import MANIFEST_NAME, Manifest, SavedAs
+from dpmerge.terms.documents import Strict, validated
+from dpmerge.terms.mechanism_schema import DpSgdFacts, HistoryFacts, SmoothnessFacts
+from dpmerge.training.batches import Batches
+from dpmerge.training.separate_records_check import SeparateRecordsCheck
+from dpmerge.training.step_blocks import RecordedStep, coarse_history, fits_a_manifest, fold_steps
+from dpmerge.training.step_reader import StepReader
+
+
+@dataclass(kw_only=True)
+class ManifestWriter:
+    """What was said about the run at its start, and what was seen since."""
+
+    folder: Path
+    facts: dict[str, Any]
+    reader: StepReader
+    batches: Batches
+    separate_records: SeparateRecordsCheck
+    vouched: bool  # that records are separate
+    smoothness: SmoothnessFacts | None
+    taken: list[RecordedStep] = field(default_factory=list)
+    saved: list[SavedAs] = field(default_factory=list)
+    finished: bool = False
+    refused: bool = False  # something was, though the loop may have gone on
+
+    @property
+    def steps(self) -> int:
+        return len(self.taken)
+
+    @property
+    def record_losses(self) -> str:
+        """Whether each record had a loss of its own: checked, vouched or unknown."""
+        return self.separate_records.record_losses(linked=self.batches.linked, vouched=self.vouched)
+
+    def manifest(self, *, upto: int | None = None) -> Manifest:
+        """The record of the first `upto` steps (by default all)."""
+        taken = self.taken[:upto]
+        if not taken:
+            raise RecordingError("record: no step has been taken yet, so there is nothing to record; train first")
+        facts = {**self.facts, "record_losses": self.record_losses}
+        return manifest_of(facts, self._mechanism(taken), checkpoints=self.saved, finished=self.finished)
+
+    def _mechanism(self, taken: Sequence[RecordedStep]) -> DpSgdFacts | HistoryFacts:
+        blocks = fold_steps(taken)
+        if not fits_a_manifest(blocks):
+            return HistoryFacts(
+                kind="accountant_history",
+                blocks=coarse_history(taken),
+                sampling=self.batches.sampling.value,
+                steps_per_epoch=self.batches.steps_per_epoch,
+                clipping="per_example",
+                public_divisor=True,  # refused at the start otherwise
+            )
+        return DpSgdFacts(
+            kind="dp_sgd",
+            blocks=blocks,
+            sampling=self.batches.sampling.value,
+            steps_per_epoch=self.batches.steps_per_epoch,
+            clipping="per_example",
+            flat_clipping=self.reader.flat_clipping,
+            optimizer=self.reader.optimizer_facts(),
+            loss_reduction=self.reader.loss_reduction,
+            expected_batch_size=self.reader.divisor if self.reader.loss_reduction == "mean" else None,
+            public_divisor=True,  # refused at the start otherwise
+            smoothness=self.smoothness,
+        )
+
+    def write(self) -> None:
+        """Replace the manifest by one that covers what was saved."""
+        if self.saved:
+            self.manifest(upto=self.saved[-1].step).write(self.folder / MANIFEST_NAME)
+
+    def forget_smoothness(self) -> None:
+        """The loss was not the stated one: nothing that was derived from it holds, of earlier steps either."""
+        self.smoothness = None
+        self.write()
+
+    def stopped_by_private_data(self) -> None:
+        """That the last step was the last may be the doing of a batch that was left out."""
+        self.facts |= {"stopping": "private"}
+
+
+def manifest_of(facts: dict[str, Any], mechanism: Strict, *, checkpoints: list[SavedAs], finished: bool) -> Manifest:
+    """A manifest of these facts, refused in one line if one of them is wrong."""
+    content = {**facts, "mechanism": mechanism, "checkpoints": checkpoints, "finished": finished}
+    return validated(Manifest, content, "manifest")

@@ -1,0 +1,169 @@
+"""A model's tensors, on their way to disk.
+
+Guarantees: a checkpoint file appears whole or not at all, its digests are of the bytes that were written, and every
+value in it is finite.
+Refuses: state that is no tensor, tensors the run did not train but that changed all the same, trained parameters that
+share memory or are not those of the start.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from opacus.optimizers import DPOptimizer
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from dpmerge.errors import RecordingError
+from dpmerge.files import sync_folder
+from dpmerge.portfolio.manifest import File, SavedAs, Tensors
+from dpmerge.portfolio.samples import StartSample, places
+from dpmerge.portfolio.tensors import read_contents, read_header, weights_digest
+from dpmerge.training.tied_weights import require_own_memory, tied_names
+
+DTYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
+    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+
+
+class ModelTensors:
+    """The tensors of a model, told apart by whether the optimizer trains them."""
+
+    def __init__(self, model: nn.Module, optimizer: DPOptimizer, *, trained_only: bool) -> None:
+        self._model = model
+        self._trained_only = trained_only
+        in_training = {id(parameter) for parameter in optimizer.params}
+        parameters = dict(model.named_parameters(remove_duplicate=False))
+        named = {name: id(value) for name, value in parameters.items()}
+        state = self._state()
+        self.trained = [name for name in state if named.get(name) in in_training]
+        self.frozen = [name for name in state if named.get(name) not in in_training]
+        if elsewhere := in_training - {named[name] for name in self.trained}:
+            raise RecordingError(
+                f"model: the optimizer trains {len(elsewhere)} tensors that are not in it; pass the whole model"
+            )
+        self._parameters = {name: parameters[name] for name in self.trained}
+        require_own_memory(self._parameters)
+        self._frozen_tensors = [state[name] for name in self.frozen]
+        self._unsaved = {name: value for name, value in model.named_buffers() if name not in state}
+        self._frozen_versions = self._written()
+        self._initial = _digests(state, list(state))
+        self._frozen_digests = {name: self._initial[name] for name in self.frozen}
+        self.initial_weights = self._weights(state)
+        self.start_sample = StartSample.of({n: _sample(v) for n, v in state.items() if v.is_floating_point()})
+
+    def facts(self) -> Tensors:
+        """For the manifest."""
+        digest = weights_digest((n, "", (), self._frozen_digests[n]) for n in self.frozen) if self.frozen else None
+        return Tensors(
+            trained=self.trained,
+            initial={name: self._initial[name] for name in self._kept()},
+            frozen=[] if self._trained_only else self.frozen,
+            frozen_weights=digest,
+            tied=tied_names(self._parameters),
+        )
+
+    def require_untouched(self) -> None:
+        """Refuse tensors that were written to although nobody trains them; by torch's own count, so at once."""
+        written = self._written()
+        if written != self._frozen_versions:
+            pairs = zip([*self.frozen, *self._unsaved], written, self._frozen_versions, strict=True)
+            raise _changed(next(name for name, now, before in pairs if now != before))
+
+    def _written(self) -> list[int]:
+        watched = [*self._frozen_tensors, *self._unsaved.values()]
+        return [0 if tensor.is_inference() else tensor._version for tensor in watched]
+
+    def save(self, folder: Path, step: int) -> SavedAs:
+        """Write the weights after a step, durably, under their final name; nothing is ever overwritten."""
+        state = self._state()
+        self._require_frozen(state)
+        self._require_same_parameters()
+        name = f"step-{step}.safetensors"
+        if (folder / name).exists():
+            raise RecordingError(f"directory: {folder / name} is there already; a record needs a folder of its own")
+        beside = folder / f".{name}.partial"
+        kept = {key: _plain(state[key]) for key in self._kept()}
+        try:
+            save_file(kept, beside, metadata={"format": "pt"})
+            slots = read_header(beside)
+            contents = read_contents(beside, slots)
+            with beside.open("rb") as file:
+                os.fsync(file.fileno())
+            beside.replace(folder / name)
+        except BaseException:
+            beside.unlink(missing_ok=True)
+            raise
+        sync_folder(folder)
+        weights = weights_digest((s.name, s.dtype, s.shape, contents.tensors[s.name]) for s in slots)
+        return SavedAs(step=step, files=[File(name=name, sha256=contents.sha256)], weights=weights)
+
+    def _kept(self) -> list[str]:
+        return self.trained if self._trained_only else [*self.trained, *self.frozen]
+
+    def _state(self) -> dict[str, Tensor]:
+        state = dict(self._model.state_dict())
+        for name, value in state.items():
+            if not isinstance(value, Tensor) or value.dtype not in DTYPES:
+                kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
+                accepted = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+                raise RecordingError(f"model.{name}: {kind}; accepted: tensors of {accepted}")
+        return state
+
+    def _require_same_parameters(self) -> None:
+        """Names that were tied, or untied, in mid-run are not what the optimizer trains and the record describes."""
+        now = dict(self._model.named_parameters(remove_duplicate=False))
+        for name, parameter in self._parameters.items():
+            if now.get(name) is not parameter:
+                raise RecordingError(
+                    f"model.{name}: another parameter than at the start of the record, so not the one the optimizer "
+                    "trains; tie weights, or replace them, before make_private"
+                )
+        require_own_memory(self._parameters)
+
+    def _weights(self, state: Mapping[str, Tensor]) -> str:
+        kept = self._kept()
+        return weights_digest((n, DTYPES[state[n].dtype], tuple(state[n].shape), self._initial[n]) for n in kept)
+
+    def _require_frozen(self, state: Mapping[str, Tensor]) -> None:
+        """What changes without noise is a release of the data it changed with."""
+        changed = [
+            name for name, digest in _digests(state, self.frozen).items() if digest != self._frozen_digests[name]
+        ]
+        if changed:
+            raise _changed(changed[0])
+
+
+def _changed(name: str) -> RecordingError:
+    return RecordingError(
+        f"model.{name}: changed in training although the private optimizer does not train it, so private data may have "
+        "flowed into it without noise; freeze it, or train it with the same optimizer"
+    )
+
+
+def _plain(value: Tensor) -> Tensor:
+    """A copy of its own on the CPU: tied tensors are written under each of their names."""
+    return value.detach().to("cpu", copy=True).contiguous()
+
+
+def _sample(value: Tensor) -> npt.NDArray[np.float64]:
+    """Some values, for whoever asks later whether this start was near another run's weights."""
+    flat = value.detach().reshape(-1)
+    chosen = flat[torch.from_numpy(places(flat.numel())).to(flat.device)]
+    return np.asarray(chosen.to("cpu", torch.float64).numpy())
+
+
+def _digests(state: Mapping[str, Tensor], names: list[str]) -> dict[str, str]:
+    return {name: hashlib.sha256(_bytes(state[name]).data).hexdigest() for name in names}
+
+
+def _bytes(value: Tensor) -> npt.NDArray[np.uint8]:
+    flat = value.detach().to("cpu").contiguous().reshape(-1)
+    return np.asarray(flat.view(torch.uint8).numpy())

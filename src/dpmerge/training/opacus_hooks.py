@@ -1,0 +1,81 @@
+"""Where the recorder hangs on to Opacus' optimizer and model while a run lasts.
+
+Guarantees: whatever is wrapped keeps doing what it did, the accountant's own hook included, and is put back when the
+stack is closed; the recorder looks next to the step itself, so that what other hooks do is seen.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+from opacus.optimizers import DPOptimizer
+
+from dpmerge.training.batches import Batches
+from dpmerge.training.ghost_clipping import check_ghost_losses
+from dpmerge.training.hooks import wrap_method
+from dpmerge.training.step_observer import StepObserver
+from dpmerge.training.step_reader import StepReader
+
+
+def observe_steps(attached: ExitStack, observer: StepObserver, optimizer: DPOptimizer, batches: Batches) -> None:
+    """Tell the observer of everything the optimizer does for a step."""
+    inner, accounted = optimizer.original_optimizer, optimizer.step_hook
+    before = inner.register_step_pre_hook(observer.noting_refusals(observer.before_inner_step))
+    after = inner.register_step_post_hook(observer.noting_refusals(observer.after_inner_step))
+    attached.callback(before.remove)
+    attached.callback(after.remove)
+    before_step = observer.noting_refusals(observer.before_step)
+
+    def step_hook(optim: DPOptimizer) -> None:
+        # Next to the step itself, so that what other hooks do to gradients and weights is seen.
+        inner._optimizer_step_pre_hooks.move_to_end(before.id)
+        inner._optimizer_step_post_hooks.move_to_end(after.id, last=False)
+        before_step(optim)
+        if accounted is not None:
+            accounted(optim)
+
+    optimizer.attach_step_hook(step_hook)
+    attached.callback(setattr, optimizer, "step_hook", accounted)
+    _observe_noise(attached, observer, optimizer)
+    signal = optimizer.signal_skip_step
+
+    def signal_and_note(do_skip: bool = True) -> None:
+        batches.skip_signalled(do_skip)
+        signal(do_skip)
+
+    wrap_method(attached, optimizer, "signal_skip_step", signal_and_note)
+
+
+def observe_clipping(
+    attached: ExitStack, observer: StepObserver, optimizer: DPOptimizer, reader: StepReader, model: Any
+) -> None:
+    """Tell the observer of each physical batch that is clipped; with ghost clipping, by the model in backward()."""
+    gather = "accumulate" if reader.ghost else "clip_and_accumulate"
+    add, clipped = getattr(optimizer, gather), observer.noting_refusals(observer.clipped)
+
+    def clip_and_note() -> None:
+        clipped()
+        add()
+
+    wrap_method(attached, optimizer, gather, clip_and_note)
+    if reader.ghost:
+        factors = model.get_clipping_coef
+
+        def compute_and_note() -> Any:
+            computed = factors()
+            reader.factors_computed(len(computed))
+            return computed
+
+        wrap_method(attached, model, "get_clipping_coef", compute_and_note)
+        observer.ghost_gradients = check_ghost_losses(attached, optimizer, observer.stated_loss)
+
+
+def _observe_noise(attached: ExitStack, observer: StepObserver, optimizer: DPOptimizer) -> None:
+    noised = observer.noting_refusals(observer.noised)
+
+    def add_noise_and_note() -> None:
+        type(optimizer).add_noise(optimizer)
+        noised()
+
+    wrap_method(attached, optimizer, "add_noise", add_noise_and_note)

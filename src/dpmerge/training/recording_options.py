@@ -1,0 +1,92 @@
+"""What somebody says about a run that is recorded, in groups: its names, what is vouched for, smoothness, checkpoints.
+
+Guarantees: everything in `Vouched` is a person's word, and nothing else is; what the recorder can see it reads itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from dpmerge.accounting import validation
+from dpmerge.accounting.exposure import Adjacency
+from dpmerge.accounting.training_settings import enum_member
+from dpmerge.errors import InvalidInputError
+from dpmerge.terms.run_record import Ancestry
+
+Tuning = Literal["none", "public", "charged", "unknown"]
+Decision = Literal["fixed", "public", "private", "unknown"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunNames:
+    """What the run is called, and whose privacy it protects in what sense."""
+
+    run: str
+    dataset: str
+    unit: str
+    adjacency: str
+
+    @property
+    def replace_one(self) -> bool:
+        return enum_member("adjacency", self.adjacency, Adjacency) is Adjacency.REPLACE_ONE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vouched:
+    """What nobody can see from the loop, and who says it."""
+
+    tuning: Tuning
+    stopping: Decision
+    schedule: Decision
+    ancestry: Ancestry | None
+    public_divisor: bool | None
+    separate_records: bool
+    who: str | None
+
+    def facts(self) -> dict[str, Any]:
+        """For the manifest."""
+        return {
+            "ancestry": self.ancestry or Ancestry(start="random", assumed=True),
+            "tuning": self.tuning,
+            "stopping": self.stopping,
+            "schedule": self.schedule,
+            "recorded_by": {"how": "recorder", "who": self.who},
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmoothnessClaim:
+    """What smoothness of one linear layer is derived from."""
+
+    criterion: Any
+    feature_bound: float | None
+    most_records: int | None
+
+    def records(self, in_data_set: int, *, replace_one: bool) -> int | None:
+        """A bound on the number of records: under replace_one the number itself, otherwise what was said."""
+        if replace_one:
+            return in_data_set
+        most = self.most_records
+        if most is not None and validation.integer("most_records", most, least=1) <= in_data_set:
+            accepted = "a bound on the number of records that leaves room for one more: a neighbour may have it"
+            raise InvalidInputError("most_records", most, accepted)
+        return most
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointSchedule:
+    """After which steps the weights are kept, and which of them."""
+
+    every: int | None
+    at: Collection[int]
+    trained_only: bool
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "at", frozenset(self.at))
+        if self.every is not None:
+            validation.integer("checkpoint_every", self.every, least=1)
+
+    def is_due(self, step: int) -> bool:
+        return step in self.at or bool(self.every and step % self.every == 0)

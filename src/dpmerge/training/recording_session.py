@@ -1,0 +1,197 @@
+"""A recording from its start to its close: what `record` puts around a loop, and what a callback could call.
+
+Guarantees: what can be wrong with the choices is refused when a session is made, before anything is touched;
+everything that is wrapped from `start` on is put back by `close`, whatever happens; a run that ends by an error keeps
+its last weights, as unfinished, but nothing of a run that could not be recorded truthfully.
+"""
+
+from __future__ import annotations
+
+import platform
+from contextlib import ExitStack, suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from opacus.optimizers import DPOptimizer
+from torch import nn
+from torch.utils.data import DataLoader
+
+from dpmerge.accounting.training_settings import Sampling
+from dpmerge.errors import DpmergeError, RecordingError
+from dpmerge.portfolio.manifest import SCHEMA, NoiseRecord
+from dpmerge.terms.mechanism_schema import SmoothnessFacts
+from dpmerge.terms.one_shot_schema import NonPrivateFacts
+from dpmerge.training.batches import Batches
+from dpmerge.training.fresh_run import require_fresh
+from dpmerge.training.linear_smoothness import derived_smoothness, warn_clipping
+from dpmerge.training.loader_passes import LoaderObserver
+from dpmerge.training.manifest_writer import ManifestWriter, manifest_of
+from dpmerge.training.model_tensors import ModelTensors
+from dpmerge.training.noise_generators import NoiseStreamCheck, run_generators, warn_insecure_noise
+from dpmerge.training.opacus_hooks import observe_clipping, observe_steps
+from dpmerge.training.recorder import Recorder
+from dpmerge.training.recording_options import CheckpointSchedule, RunNames, SmoothnessClaim, Vouched
+from dpmerge.training.reference_optimizer import ReferenceOptimizer
+from dpmerge.training.row_fingerprints import RowFingerprints
+from dpmerge.training.separate_records_check import SeparateRecordsCheck
+from dpmerge.training.stated_loss_check import StatedLossCheck
+from dpmerge.training.step_observer import StepObserver
+from dpmerge.training.step_reader import StepReader
+from dpmerge.training.tied_weights import require_measured
+from dpmerge.training.user_warnings import UnknownLossesWarning, warn_user
+
+
+class RecordingSession:
+    """One run: checked when it is made, observed from `start` to `close`."""
+
+    def __init__(
+        self,
+        *,
+        model: Any,
+        optimizer: DPOptimizer,
+        data_loader: DataLoader[Any],
+        directory: str | Path,
+        names: RunNames,
+        vouched: Vouched,
+        smoothness: SmoothnessClaim,
+        schedule: CheckpointSchedule,
+        noise_seed: int | None,
+    ) -> None:
+        replace_one, folder = names.replace_one, Path(directory)
+        require_fresh(optimizer, folder)
+        self._model, self._optimizer, self._loader = model, optimizer, data_loader
+        self._module: nn.Module = getattr(model, "_module", model)
+        self._reader = StepReader(model, self._module, optimizer)
+        fingerprints = RowFingerprints()
+        self._batches = Batches(data_loader, optimizer, fingerprints, vouched=vouched.separate_records)
+        self._separate_records = SeparateRecordsCheck(
+            model, self._module, optimizer, fingerprints, ghost=self._reader.ghost
+        )
+        _require_accountable(self._batches, self._reader, vouched, replace_one=replace_one)
+        derived = self._derived(smoothness, replace_one=replace_one)
+        self._criterion = smoothness.criterion if derived is not None else None
+        if self._reader.ghost:
+            require_measured(model, self._module)
+        tensors = ModelTensors(self._module, optimizer, trained_only=schedule.trained_only)
+        self._generators = run_generators(next(iter(optimizer.params)).device, noise_seed)
+        if not optimizer.secure_mode:
+            warn_insecure_noise()
+        facts = {
+            "schema": SCHEMA,
+            "run": names.run,
+            "dataset": {"id": names.dataset, "size": self._batches.records if replace_one else None},
+            "unit": names.unit,
+            "adjacency": names.adjacency,
+            "noise": self._noise_record(),
+            "initial_weights": tensors.initial_weights,
+            "tensors": tensors.facts(),
+            "start_sample": tensors.start_sample,
+            "tools": _tools(),
+            **vouched.facts(),
+        }
+        # Whatever is wrong with a name or a choice is wrong before the first step.
+        manifest_of(facts, NonPrivateFacts(kind="non_private"), checkpoints=[], finished=False)
+        self._writer = ManifestWriter(
+            folder=folder,
+            facts=facts,
+            reader=self._reader,
+            batches=self._batches,
+            separate_records=self._separate_records,
+            vouched=vouched.separate_records,
+            smoothness=derived,
+        )
+        weights = ReferenceOptimizer(optimizer)
+        self.recorder = Recorder(writer=self._writer, tensors=tensors, weights=weights, schedule=schedule)
+        self._observer = StepObserver(
+            writer=self._writer,
+            optimizer=optimizer,
+            tensors=tensors,
+            weights=weights,
+            noise_stream=NoiseStreamCheck(optimizer.generator if optimizer.secure_mode else self._generators.noise),
+            after_step=self.recorder.checkpoint_if_due,
+        )
+        self._attached = ExitStack()
+
+    def _derived(self, claim: SmoothnessClaim, *, replace_one: bool) -> SmoothnessFacts | None:
+        """Smoothness, where it was asked for."""
+        derived = derived_smoothness(
+            self._module,
+            claim.criterion,
+            loss_reduction=self._reader.loss_reduction,
+            feature_bound=claim.feature_bound,
+            records=claim.records(self._batches.records, replace_one=replace_one),
+            ghost=self._reader.ghost,
+        )
+        if derived is not None and derived.kind == "softmax":
+            warn_clipping(self._reader.clip_norm, derived)
+        return derived
+
+    def _noise_record(self) -> NoiseRecord:
+        noise = self._generators.record
+        if self._optimizer.secure_mode:
+            noise = noise.model_copy(update={"secure_rng": True, "generator": "torchcsprng"})
+        return noise
+
+    def start(self) -> Recorder:
+        """Observe the loop from now on."""
+        self.recorder.folder.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as attached:
+            self._attach(attached)
+            self._attached = attached.pop_all()
+        return self.recorder
+
+    def _attach(self, attached: ExitStack) -> None:
+        observer, optimizer = self._observer, self._optimizer
+        if self._criterion is not None:
+            observer.stated_loss = StatedLossCheck(self._module, self._criterion)
+            observer.stated_loss.attach(attached)
+        observe_steps(attached, observer, optimizer, self._batches)
+        observe_clipping(attached, observer, optimizer, self._reader, self._model)
+        attached.enter_context(LoaderObserver(self._loader, self._batches))
+        self._separate_records.before_each_pass(observer.noting_refusals(observer.before_pass))
+        self._separate_records.attach(attached)
+        if not optimizer.secure_mode:
+            attached.callback(setattr, optimizer, "generator", optimizer.generator)
+            optimizer.generator = self._generators.noise
+            attached.callback(self._batches.sampler.use, self._batches.sampler.use(self._generators.batches))
+
+    def close(self, error: BaseException | None = None) -> None:
+        """The loop has ended, by an error or as planned: keep the last weights, and put everything back."""
+        with self._attached:
+            if error is None:
+                self.recorder.finish()
+            elif not isinstance(error, DpmergeError):
+                with suppress(DpmergeError):
+                    self.recorder.rescue()
+        if error is None and self._writer.taken and self._writer.record_losses == "unknown":
+            self._warn_unknown_losses()
+
+    def _warn_unknown_losses(self) -> None:
+        reasons = "; ".join(self._separate_records.doubts) or "what entered the model was not the batch drawn for it"
+        warn_user(
+            f"run {self._writer.facts['run']}: record_losses is unknown, and releases of it will carry a caveat: "
+            f"it cannot be told whether each record has a loss of its own ({reasons}). If each has, say "
+            "separate_records=True; for language models use dpmerge.training.per_record_loss.",
+            UnknownLossesWarning,
+        )
+
+
+def _require_accountable(batches: Batches, reader: StepReader, vouched: Vouched, *, replace_one: bool) -> None:
+    """Refuse a run that would have no number: shuffled, or of a private divisor, under add_remove."""
+    if batches.sampling is Sampling.SHUFFLED and not replace_one:
+        raise RecordingError(
+            "adjacency: shuffled batches have no proved accounting under add_remove; say replace_one, or let "
+            "make_private sample (poisson_sampling=True)"
+        )
+    if reader.loss_reduction == "mean" and not replace_one and not vouched.public_divisor:
+        raise RecordingError(
+            "public_divisor: under add_remove the number of records is private, and Opacus divides by a number "
+            "computed from it; say public_divisor=True if that number is fixed without the data, or use replace_one"
+        )
+
+
+def _tools() -> dict[str, str]:
+    """What the run was made with."""
+    packages = {name: version(name) for name in ("dpmerge", "torch", "opacus", "safetensors")}
+    return {"python": platform.python_version(), **packages}

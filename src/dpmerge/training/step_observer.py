@@ -1,0 +1,129 @@
+"""One logical step, observed from its first clipped gradient to the weights it leaves.
+
+Guarantees: a step is in the record exactly if it moved the weights and every check of it passed; what is found wrong
+later takes back what earlier checkpoints claimed by it.
+Refuses, before the weights move wherever that is possible, what cannot be recorded truthfully (`RecordingError`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from opacus.optimizers import DPOptimizer
+
+from dpmerge.errors import RecordingError
+from dpmerge.training.batches import Batches
+from dpmerge.training.ghost_clipping import GhostGradients
+from dpmerge.training.manifest_writer import ManifestWriter
+from dpmerge.training.model_tensors import ModelTensors
+from dpmerge.training.noise_generators import NoiseStreamCheck
+from dpmerge.training.noised_gradients import NoisedGradients
+from dpmerge.training.reference_optimizer import ReferenceOptimizer
+from dpmerge.training.separate_records_check import SeparateRecordsCheck
+from dpmerge.training.stated_loss_check import StatedLossCheck
+from dpmerge.training.step_reader import StepReader
+
+
+class StepObserver:
+    """Makes all checks of a step, in the order in which the optimizer comes to them."""
+
+    def __init__(
+        self,
+        *,
+        writer: ManifestWriter,
+        optimizer: DPOptimizer,
+        tensors: ModelTensors,
+        weights: ReferenceOptimizer,
+        noise_stream: NoiseStreamCheck,
+        after_step: Callable[[], None],
+    ) -> None:
+        self._writer, self._optimizer = writer, optimizer
+        self._reader: StepReader = writer.reader
+        self._batches: Batches = writer.batches
+        self._separate_records: SeparateRecordsCheck = writer.separate_records
+        self._tensors, self._weights, self._noise_stream = tensors, weights, noise_stream
+        self._after_step = after_step
+        self._noised = NoisedGradients(optimizer)
+        self._gradients_used: Sequence[torch.Tensor] = ()
+        self._read = False
+        self.stated_loss: StatedLossCheck | None = None
+        self.ghost_gradients: GhostGradients | None = None
+
+    def noting_refusals(self, check: Callable[..., None]) -> Callable[..., None]:
+        """The same, and it is known when something was refused, also where the loop goes on in spite of it."""
+
+        def checked(*args: Any) -> None:
+            try:
+                check(*args)
+            except RecordingError:
+                self._writer.refused = True
+                raise
+
+        return checked
+
+    def before_pass(self) -> None:
+        """A pass begins whose gradients are kept: they are those of the recorded weights."""
+        self._weights.require_still()
+
+    def clipped(self) -> None:
+        """A physical batch is about to be clipped, or was in backward(), and added to the step's sum."""
+        if self.stated_loss is not None:
+            self._require_stated_loss(self.stated_loss)
+        self._noise_stream.require_undisturbed(self._optimizer.generator)
+        rows = self._reader.clipped()
+        self._batches.clipped(rows, self._separate_records.entered())
+        if self.ghost_gradients is not None:
+            self.ghost_gradients.require_untouched()
+        try:
+            self._separate_records.require_separate(rows)
+        except RecordingError:
+            self._writer.write()  # what was called checked is so no longer
+            raise
+
+    def _require_stated_loss(self, loss: StatedLossCheck) -> None:
+        try:
+            loss.require_used()
+            loss.require_stated(self._reader.clip_norm, ghost=self._reader.ghost)
+        except RecordingError:
+            self._writer.forget_smoothness()
+            raise
+
+    def noised(self) -> None:
+        """Noise has been added to the sum of the step's clipped gradients."""
+        self._noised.note(self._batches.rows)
+
+    def before_step(self, optimizer: DPOptimizer) -> None:
+        """The noise has been added; the weights have not moved."""
+        try:
+            step = self._reader.read(self._batches.sampler.rate)
+            self._tensors.require_untouched()
+            self._batches.stepped()
+        finally:
+            self._batches.step_ends()
+            self._noise_stream.used(optimizer.generator)
+        self._writer.taken.append(step)
+        self._read = True
+
+    def before_inner_step(self, *_: Any) -> None:
+        """After all other hooks: what is about to move the weights."""
+        if not (self._read and self._noised.waiting):
+            raise RecordingError(
+                "optimizer: the inner optimizer was stepped by itself, without clipping and noise; step the one that "
+                "make_private returned"
+            )
+        self._read = False
+        try:
+            self._gradients_used = self._noised.taken()
+        except RecordingError:
+            self._writer.taken.pop()  # the weights do not move
+            raise
+        self._reader.uniform &= not self._noised.changed
+
+    def after_inner_step(self, *_: Any) -> None:
+        """The weights have moved."""
+        self._weights.step(self._gradients_used)
+        taken = self._writer.taken
+        taken[-1] = self._reader.moved(taken[-1])
+        self._after_step()

@@ -1,0 +1,24 @@
+"""What the recorder warns of, and at which line: the caller's, however deep inside the recorder it was noticed."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+_INSIDE = ("dpmerge.training", "contextlib")
+
+
+class InsecureNoiseWarning(UserWarning):
+    """The noise comes from a generator whose output gives away its state."""
+
+
+class UnknownLossesWarning(UserWarning):
+    """Nobody can say that each record had a loss of its own; the message says why."""
+
+
+def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn, and point at the line that called the recorder."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_INSIDE):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)

@@ -1,0 +1,70 @@
+"""The committed results: pages are what the numbers say, pictures are there, and nothing was typed in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from reproduction.experiments import EXPERIMENTS, experiment
+from reproduction.pages import FOLDER, OVERVIEW, overview, page
+from reproduction.presets import PRESETS
+from reproduction.results import Results
+from reproduction.statements import Statement
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+FOUND = {name: Results.read(DOCS / FOLDER / name / f"{name}.json") for name in EXPERIMENTS}
+
+
+def about(name: str, words: str) -> list[Statement]:
+    found = [s for s in experiment(name).statements(FOUND[name].numbers) if words in s.claim]
+    assert found, words
+    return found
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_the_committed_pages_are_those_made_of_the_committed_numbers(name: str) -> None:
+    folder, results = DOCS / FOLDER / name, FOUND[name]
+    assert (folder / f"{name}.md").read_text() == page(name, results, experiment(name))
+    drawn = {f"{drawing.name}.png" for drawing in experiment(name).drawings(results.numbers)}
+    assert {path.name for path in folder.glob("*.png")} == drawn
+    assert (results.experiment, results.preset, results.seed) == (name, "small", 42)
+
+
+def test_the_committed_overview_is_that_made_of_the_committed_numbers() -> None:
+    assert (DOCS / OVERVIEW).read_text() == overview(FOUND, {name: experiment(name) for name in EXPERIMENTS})
+
+
+def test_the_committed_settings_are_those_of_the_small_preset() -> None:
+    document = PRESETS["small"].document()
+    assert FOUND["cifar10"].settings["scale"] == document["cifar"]
+    for name in ("ladder", "probe"):
+        assert FOUND[name].settings["preset"] == document
+    assert FOUND["ladder"].numbers["mnist"]["records"] == 60_000
+
+
+@pytest.mark.parametrize("name", ["mean", "mnist", "cifar10", "checkpoints", "composition"])
+def test_the_committed_statements_that_pld_is_below_rdp_agree(name: str) -> None:
+    words = {"mean": "tighter ε than RDP", "composition": "PLD costs no more than RDP"}
+    assert {s.verdict for s in about(name, words.get(name, "by PLD is smaller than by RDP"))} == {"agrees"}
+
+
+def test_the_papers_claim_on_mean_estimation_agrees_in_error_and_not_in_epsilon() -> None:
+    assert {s.verdict for s in about("mean", "no larger mean squared error than RS")} == {"agrees"}
+    [exact] = about("mean", "ε at δ is no larger than that of RS as one number")
+    assert exact.verdict == "disagrees"
+    assert "LC 0.207, RS as one number 0.150" in exact.measured
+
+
+def test_the_figures_that_the_theory_states_are_the_committed_ones() -> None:
+    ladder = FOUND["ladder"].numbers["mnist"]
+    assert [f"{epsilon:.3f}" for epsilon in ladder["epsilons"]] == ["0.051", "0.074", "0.108", "0.158", "0.197"]
+    example = FOUND["probe"].numbers["decaying"]["example"]
+    shown = [f"{example[key]:.3g}" for key in ("without noise", "with noise", "merged_trajectory", "joint_release")]
+    assert shown == ["0.945", "0.427", "0.519", "1.18"]
+
+
+def test_the_small_preset_was_trained_in_less_than_45_minutes() -> None:
+    """Training of all twelve models; scoring comes on top, a few minutes."""
+    assert FOUND["cifar10"].timings["training cifar10-paper"] < 45 * 60

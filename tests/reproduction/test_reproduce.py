@@ -1,0 +1,205 @@
+"""`python -m reproduction` from the outside, at a scale of seconds: files, pages, interrupts, wrong input."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from dpmerge.errors import CheckpointError
+from reproduction import presets, training
+from reproduction.__main__ import experiments_app
+from reproduction.experiments import EXPERIMENTS, experiment
+from reproduction.images import Images
+from reproduction.results import Results
+from reproduction.run_store import RunStore
+from tiny_experiments import TINY, TinyImages
+
+
+@pytest.fixture(autouse=True)
+def _tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(presets.PRESETS, "tiny", TINY)
+    monkeypatch.setattr("reproduction.images.ImageFolder", lambda _: TinyImages())
+
+
+def run(*arguments: str) -> Any:
+    return CliRunner().invoke(experiments_app, [*arguments], env={"COLUMNS": "100"})
+
+
+@pytest.fixture(scope="module")
+def everything(store: RunStore, output: Path) -> Path:
+    """All experiments, once; what other tests trained is found."""
+    assert store.folder == output / "reproduction" / "runs"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(presets.PRESETS, "tiny", TINY)
+        patch.setattr("reproduction.images.ImageFolder", lambda _: TinyImages())
+        result = run("all", "-o", str(output), "--preset", "tiny")
+        assert result.exit_code == 0, result.output
+        assert f"Wrote {output / 'reproduction.md'}" in result.stdout
+    return output
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_each_experiment_leaves_results_pictures_and_pages(everything: Path, name: str) -> None:
+    folder = everything / "reproduction" / name
+    results = Results.read(folder / f"{name}.json")
+    made = experiment(name)
+    drawings, statements = made.drawings(results.numbers), made.statements(results.numbers)
+    assert (results.preset, results.seed) == ("tiny", 42)
+    assert {"python", "numpy", "scipy", "torch", "opacus", "cores"} <= set(results.versions)
+    assert results.timings["all of it, this time"] > 0
+    assert results.settings
+    assert len(set(results.seeds.values())) == len(results.seeds), "a noise stream for each run"
+    assert bool(results.seeds) == (name not in ("mean", "composition"))
+    names = {f"{drawing.name}.png" for drawing in drawings} | {f"{name}.{kind}" for kind in ("json", "md", "html")}
+    assert {path.name for path in folder.iterdir()} == names
+    page, whole = (folder / f"{name}.md").read_text(), (everything / "reproduction.md").read_text()
+    html = (folder / f"{name}.html").read_text()
+    assert drawings
+    assert statements
+    for drawing in drawings:
+        assert f"({drawing.name}.png)" in page
+        assert f"(reproduction/{name}/{drawing.name}.png)" in whole
+        assert drawing.words in page
+    for statement in statements:
+        assert f"**{statement.verdict}**: {statement.claim}" in page
+        assert statement.measured in page
+        assert statement.claim in whole
+        assert statement.source in whole
+    assert made.TITLE in html
+    assert not re.search(r"\b(nan|NaN|None)\b", page), "a figure that is none"
+
+
+def test_redrawing_needs_nothing_but_the_results(everything: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "reproduction" / "composition"
+    folder.mkdir(parents=True)
+    kept = everything / "reproduction" / "composition"
+    (folder / "composition.json").write_bytes((kept / "composition.json").read_bytes())
+    result = run("composition", "-o", str(tmp_path), "--redraw", "--json")
+    assert result.exit_code == 0, result.output
+    [document] = json.loads(result.stdout)
+    assert document["experiment"] == "composition"
+    for path in kept.iterdir():
+        assert (folder / path.name).read_bytes() == path.read_bytes(), path.name
+
+
+def test_an_interrupted_experiment_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained, real = [], training._train
+
+    def interrupted(task: Any, setup: Any, directory: Path, seed: int, progress: Any) -> None:
+        trained.append(directory.name)
+        if len(trained) == 3:
+
+            def stop(step: int, _: int) -> None:
+                if step == 10:
+                    raise KeyboardInterrupt
+
+            progress = stop
+        real(task, setup, directory, seed, progress)
+
+    monkeypatch.setattr(training, "_train", interrupted)
+    stopped = run("mnist", "-o", str(tmp_path), "--preset", "tiny")
+    assert stopped.exit_code == 130
+    assert stopped.stderr.splitlines()[-1] == (
+        "interrupted; what was trained is kept; the same command goes on from there"
+    )
+    assert not list(tmp_path.rglob("mnist.*"))
+    weights = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")}
+    done = run("mnist", "-o", str(tmp_path), "--preset", "tiny")
+    assert done.exit_code == 0, done.output
+    again = {path for path, time in weights.items() if not path.exists() or path.stat().st_mtime_ns != time}
+    assert {(path.parent.name, path.name) for path in again} == {(trained[2], "step-10.safetensors")}
+    assert not any(path.exists() for path in again), "the run that was cut short was begun again"
+    assert len(trained) == 3 * TINY.mnist.seeds + 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["means"], "experiment: got 'means'; accepted: mean, mnist, cifar10,"),
+        (["mean", "--preset", "large"], "preset: got 'large'; accepted: paper, small"),
+        (["mean", "--seed", "-1"], "seed: got -1; accepted: an integer from 0 to 4294967295"),
+        (["mnist", "--data", "nowhere"], "data: got 'nowhere'; accepted: a folder that exists"),
+        (["mean", "--redraw", "-o", "nowhere"], "results: got"),
+    ],
+)
+def test_wrong_input_is_refused_in_one_line(
+    arguments: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert told in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_output_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("mine")
+    result = run("mean", "-o", str(tmp_path / "taken"), "--preset", "tiny")
+    assert result.exit_code == 2
+    assert "output: got" in result.stderr
+    assert (tmp_path / "taken").read_text() == "mine"
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"schema": "dpmerge/reproduction/v1"}', '{"schema": "other"}'])
+def test_results_of_another_kind_are_refused(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "reproduction" / "mean" / "mean.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(content)
+    result = run("mean", "-o", str(tmp_path), "--redraw")
+    assert result.exit_code == 2
+    assert "mean.json" in result.stderr
+
+
+def test_a_second_reproduction_in_the_same_folder_at_once_is_refused(tmp_path: Path) -> None:
+    runs = tmp_path / "reproduction" / "runs"
+    runs.mkdir(parents=True)
+    with (runs / ".lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        result = run("composition", "-o", str(tmp_path), "--preset", "tiny")
+    assert result.exit_code == 2
+    assert "accepted: a folder that no other `python -m reproduction` is at work in" in result.stderr
+    assert [path.name for path in runs.parent.iterdir()] == ["runs"]
+
+
+@pytest.mark.parametrize("missing", ["plotly", "matplotlib"])
+def test_a_missing_extra_is_refused_before_anything_is_measured(
+    missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    result = run("mnist", "-o", str(tmp_path), "--preset", "tiny")
+    assert result.exit_code == 2
+    assert f"got no {missing}; accepted: the extras torch and report" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_damaged_weights_say_what_to_delete(store: RunStore, tmp_path: Path) -> None:
+    other = RunStore(tmp_path, TINY, TinyImages())
+    setup = {"run": training.Setup(clip_norm=2.0, noise_multiplier=1.0, rates=(1.0, 1.0))}
+    [run_] = other.portfolio(store.mnist, "damaged", setup).runs
+    [weights] = run_.folder.glob("*.safetensors")
+    weights.write_bytes(weights.read_bytes()[:-10])
+    with pytest.raises(CheckpointError) as told:
+        other.portfolio(store.mnist, "damaged", setup)
+    [note] = told.value.__notes__
+    assert note == f"delete {run_.folder.parents[1]} to train these runs again"
+
+
+def test_runs_on_other_data_are_kept_in_other_folders(store: RunStore, tmp_path: Path) -> None:
+    class Reversed(TinyImages):
+        def mnist(self) -> Images:
+            images = super().mnist()
+            return images._replace(train=images.train[::-1].copy())
+
+    setup = {"run": training.Setup(clip_norm=2.0, noise_multiplier=1.0, rates=(1.0,))}
+    homes = [RunStore(tmp_path, TINY, source()).portfolio for source in (TinyImages, Reversed)]
+    tasks = [store.mnist, RunStore(tmp_path, TINY, Reversed()).mnist]
+    folders = {home(task, "same", setup).runs[0].folder for home, task in zip(homes, tasks, strict=True)}
+    assert len(folders) == 2
