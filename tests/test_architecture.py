@@ -55,6 +55,8 @@ ACCOUNTING_ORDER = [
     "discretised_step",
     "subsampled_renyi",
     "step_mechanisms",
+    "step_spectrum",
+    "composed_loss",
     "convolution",
     "loss_distribution",
     "discrete",

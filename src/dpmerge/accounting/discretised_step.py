@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from scipy.special import log_ndtr, ndtr
+from scipy.special import log_ndtr, ndtr, ndtri
 
 from dpmerge.accounting.gaussian import gaussian_delta
 from dpmerge.accounting.profile import reflected
@@ -22,6 +22,9 @@ from dpmerge.accounting.validation import Array
 
 STEP_ERROR = 5e-15
 """Absolute error in δ of one step discretised here: 3.4e-15 was the most seen against 80 digits."""
+
+TAIL_DEVIATIONS = float(-ndtri(math.exp(-50) / 2))
+"""Where the noise is truncated: ten standard deviations, as dp_accounting does."""
 
 MIXTURE_ERROR = 1e-12
 """The same of one step discretised by dp_accounting, which forms second differences of δ where they cancel."""
@@ -51,18 +54,37 @@ def gaussian_pmfs(ratio: float, rate: float, replace_one: bool, interval: float)
     return removal, removal if rate == 1 else _discretised("ADD", ratio, rate, interval)
 
 
-def _discretised(adjacency: str, ratio: float, rate: float, interval: float) -> LossPmf:
-    # dp_accounting takes a second to import, and only sampled runs need it: here, and below.
-    from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
-
-    loss = GaussianPrivacyLoss(1.0 / ratio, sampling_prob=rate, adjacency_type=AdjacencyType[adjacency])
-    bounds = loss.connect_dots_bounds()
-    lowest = math.floor(bounds.epsilon_lower / interval)
-    highest = max(math.ceil(bounds.epsilon_upper / interval), lowest + 1)
-    deltas = _DIVERGENCES[adjacency](np.arange(lowest, highest + 1) * interval, ratio, rate)
+def _discretised(relation: str, ratio: float, rate: float, interval: float) -> LossPmf:
+    lower, upper = _truncated_losses(relation, ratio, rate)
+    lowest = math.floor(lower / interval)
+    highest = max(math.ceil(upper / interval), lowest + 1)
+    points = np.asarray(np.arange(lowest, highest + 1) * interval, dtype=np.float64)
+    deltas = _DIVERGENCES[relation](points, ratio, rate)
     assert np.all(np.isfinite(deltas)), f"divergence of a step with ratio {ratio} and rate {rate} is not a number"
     deltas = np.maximum.accumulate(deltas[::-1])[::-1]  # rounding may break monotony; repaired upwards
     return _connected_dots(interval, lowest, np.minimum(deltas, 1.0))
+
+
+def _truncated_losses(relation: str, ratio: float, rate: float) -> tuple[float, float]:
+    """The losses where noise TAIL_DEVIATIONS away ends up; what lies beyond goes to the ends, or to infinity."""
+    drawn = ratio * TAIL_DEVIATIONS + ratio**2 / 2  # the loss there of a step that is always drawn
+    if relation == "REMOVE":
+        return _log_mixed(rate, -drawn), _log_mixed(rate, drawn)
+    if relation == "ADD":
+        return -_log_mixed(rate, drawn), -_log_mixed(rate, -drawn)
+    opposite = ratio**2  # a replacement has a loss from either end, and they are this much apart
+    return (
+        _log_mixed(rate, -drawn) - _log_mixed(rate, drawn - opposite),
+        _log_mixed(rate, drawn) - _log_mixed(rate, -drawn - opposite),
+    )
+
+
+def _log_mixed(rate: float, loss: float) -> float:
+    """log(1 − q + q·e^loss), without overflow."""
+    if loss > 1:
+        undrawn = math.log1p(-rate) if rate < 1 else -math.inf
+        return float(np.logaddexp(undrawn, math.log(rate) + loss))
+    return math.log1p(rate * math.expm1(loss))
 
 
 def _connected_dots(interval: float, lowest: int, deltas: Array) -> LossPmf:
@@ -133,6 +155,7 @@ def mixture_pmfs(
     shifts: tuple[float, ...], probabilities: tuple[float, ...], interval: float
 ) -> tuple[LossPmf, LossPmf]:
     """dp_accounting's distribution of a mixture; its composition, with an error bound, is ours."""
+    # It takes a second to import, and only averages of sampled runs by another theorem need it.
     from dp_accounting.pld import privacy_loss_distribution as dp_pld
 
     distribution = dp_pld.from_mixture_gaussian_mechanism(

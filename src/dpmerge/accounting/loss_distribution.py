@@ -23,7 +23,7 @@ from dpmerge.accounting.validation import Array
 from dpmerge.errors import DeltaOutOfReachError
 
 if TYPE_CHECKING:
-    from dpmerge.accounting.convolution import ComposedLoss
+    from dpmerge.accounting.composed_loss import ComposedLoss
 
 LEAST_DELTA = 1e-10
 """No ε is given out below this δ on the numerical path, however small the slack seems."""
@@ -89,7 +89,7 @@ class LossDistributionProfile(PrivacyProfile):
         return total
 
 
-@lru_cache(maxsize=12)
+@lru_cache(maxsize=512)
 def _composition(steps: tuple[tuple[Step, int], ...]) -> tuple[ComposedLoss, ComposedLoss]:
     """Remembered: planning asks for the same composition again when it has chosen."""
     from dpmerge.accounting.convolution import compose_steps

@@ -12,13 +12,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpmerge.accounting.discretised_step import MIXTURE_ERROR, STEP_ERROR, LossPmf, gaussian_pmfs, mixture_pmfs
+from dpmerge.accounting.discretised_step import (
+    MIXTURE_ERROR,
+    STEP_ERROR,
+    TAIL_DEVIATIONS,
+    LossPmf,
+    gaussian_pmfs,
+    mixture_pmfs,
+)
 from dpmerge.accounting.validation import Array
 
 HOPELESS_RATIO = 500.0
 """Sensitivity over noise beyond which a step is counted as no privacy at all where it would have to be discretised."""
-
-_TAIL_DEVIATIONS = 10.0  # dp_accounting truncates the noise at mass e^-50, ten standard deviations
 
 
 class Step(ABC):
@@ -64,7 +69,7 @@ class GaussianStep(Step):
 
     @property
     def largest_loss(self) -> float:
-        return _TAIL_DEVIATIONS * self.mu + self.mu**2 / 2
+        return TAIL_DEVIATIONS * self.mu + self.mu**2 / 2
 
     @property
     def deviation(self) -> float:
@@ -92,7 +97,7 @@ class PoissonStep(Step):
 
     @property
     def largest_loss(self) -> float:
-        exponent = _TAIL_DEVIATIONS * self.ratio + self.ratio**2 / 2
+        exponent = TAIL_DEVIATIONS * self.ratio + self.ratio**2 / 2
         if exponent > 700:
             return exponent
         return float(np.log1p(self.sampling_rate * np.expm1(exponent)))
@@ -102,6 +107,11 @@ class PoissonStep(Step):
         spread = np.sqrt(np.expm1(min(self.ratio**2, 700.0)))
         shift = 2.0 if self.replace_one else 1.0
         return float(shift * min(self.sampling_rate * spread, self.largest_loss))
+
+    @property
+    def error(self) -> float:
+        """A step that is rarely drawn tells little, and rounding takes in proportion (measured: a tenth of this)."""
+        return STEP_ERROR if self.replace_one else min(STEP_ERROR, 1e-13 * self.sampling_rate + 1e-18)
 
     def renyi_divergence(self, orders: Array) -> Array | None:
         if self.replace_one:
@@ -124,7 +134,7 @@ class MixtureStep(Step):
     @property
     def largest_loss(self) -> float:
         largest = max(self.shifts)
-        return _TAIL_DEVIATIONS * largest + largest**2 / 2
+        return TAIL_DEVIATIONS * largest + largest**2 / 2
 
     @property
     def deviation(self) -> float:
