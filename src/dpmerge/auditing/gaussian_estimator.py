@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import brentq
-from scipy.special import erfcx, log_ndtr, ndtr, ndtri
+from scipy.special import erfcx, log_ndtr, ndtr
 
 from dpmerge.auditing.attacks import Array
 from dpmerge.auditing.counting_estimator import checked_confidence
@@ -149,11 +149,6 @@ def mixture_epsilon(mus: Sequence[float], probabilities: Sequence[float], delta:
     furthest = float(distance.max())
     high = furthest**2 / 2 + furthest * math.sqrt(-2 * math.log(delta))
     return float(brentq(excess, 0.0, high, xtol=1e-13 * high, rtol=1e-13))
-
-
-def true_rate(mu: npt.ArrayLike, false_rate: npt.ArrayLike) -> Array:
-    """The trade-off curve: how often an attack says "it is there" rightly at best, if wrongly so often."""
-    return np.asarray(ndtr(ndtri(np.asarray(false_rate, dtype=float)) + np.asarray(mu, dtype=float)))
 
 
 def _standing(absent: npt.ArrayLike, present: npt.ArrayLike) -> tuple[float, float, int]:
