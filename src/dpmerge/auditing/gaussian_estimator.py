@@ -167,7 +167,8 @@ def _standing(absent: npt.ArrayLike, present: npt.ArrayLike) -> tuple[float, flo
     variance = float(without.var() * without.size + within.var() * within.size) / freedom
     gap = float(within.mean() - without.mean())
     if variance == 0 and gap != 0:
-        raise InvalidInputError("scores", gap, "Gaussian scores", found="no noise at all and two means")
+        problem = "scores: no noise at all and two means, which is not Gaussian"
+        raise InvalidInputError("scores", gap, "count them at a threshold instead", problem=problem)
     distance = gap / math.sqrt(variance) if gap else 0.0
     return distance, math.sqrt(1 / without.size + 1 / within.size), freedom
 

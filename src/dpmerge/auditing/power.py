@@ -48,12 +48,7 @@ def trials_needed(
     allowance = _PILOT_ALLOWANCE if estimator == "counting" else 1.0
     most = int(MOST_TRIALS / allowance)
     if chance(most) < power:
-        raise InvalidInputError(
-            "power",
-            power,
-            "what some number of trials up to 10⁹ reaches",
-            found=f"{power:g}, but no 10⁹ trials suffice to show {tightness:g} of ε = {truth:.4g} by {estimator}",
-        )
+        raise _out_of_reach(power, f"{tightness:g} of ε = {truth:.4g} by {estimator}")
     return math.ceil(_fewest(chance, power, most) * allowance)
 
 
@@ -74,7 +69,7 @@ def selection_trials_needed(
     _check(confidence, power, tightness)
     truth, chances = mixture_epsilon(mus, probabilities, delta), np.asarray(probabilities, dtype=float)
     if truth == 0:
-        raise InvalidInputError("mus", list(mus), f"an ε above 0 at δ = {delta:g}: there is nothing to show")
+        raise _nothing_to_show("mus", list(mus), delta)
     distances, wanted = np.asarray(mus, dtype=float), tightness * truth
     tail = float(ndtri(1 - (1 - confidence) / len(distances)))
     noise = np.random.default_rng(0).standard_normal((_DRAWS, len(distances))) - tail
@@ -85,8 +80,7 @@ def selection_trials_needed(
         return float(np.mean(gaussian_delta(lows, wanted) @ chances >= delta))
 
     if chance(MOST_TRIALS) < power:
-        found = f"{power:g}, but no 10⁹ trials suffice to show {tightness:g} of ε = {truth:.4g}"
-        raise InvalidInputError("power", power, "what some number of trials up to 10⁹ reaches", found=found)
+        raise _out_of_reach(power, f"{tightness:g} of ε = {truth:.4g}")
     return _fewest(chance, power, MOST_TRIALS)
 
 
@@ -113,8 +107,18 @@ def _true_epsilon(mu: float, delta: float) -> float:
         raise InvalidInputError("mu", mu, "a finite number > 0")
     truth = gaussian_epsilon(mu, delta)
     if truth == 0:
-        raise InvalidInputError("mu", mu, f"a μ with an ε above 0 at δ = {delta:g}: there is nothing to show")
+        raise _nothing_to_show("mu", mu, delta)
     return truth
+
+
+def _out_of_reach(power: float, wanted: str) -> InvalidInputError:
+    problem = f"power: no 10⁹ trials suffice to show {wanted} with probability {power:g}"
+    return InvalidInputError("power", power, "ask for less", problem=problem)
+
+
+def _nothing_to_show(field: str, value: object, delta: float) -> InvalidInputError:
+    problem = f"{field}: ε is 0 at δ = {delta:g}, so there is nothing to show"
+    return InvalidInputError(field, value, "audit at a smaller δ", problem=problem)
 
 
 def _chance(estimator: Estimator, mu: float, delta: float, confidence: float, wanted: float) -> _Chance:

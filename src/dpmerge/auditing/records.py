@@ -30,7 +30,7 @@ CURVATURES = {"logistic": 1 / 4, "huber": 1.0, "squared": 1.0, "softmax": 1 / 2}
 OPACUS_MARGIN = 2e-6
 """A gradient must be so much shorter than the clip norm for Opacus to leave it alone: it divides by norm + 1e-6."""
 
-_SIMULATED = "dp_sgd, accountant_history, gaussian_release or gaussian_dp: other guarantees leave nothing to simulate"
+_STATE_IT = "state it in the run's record, for otherwise there is nothing to simulate"
 
 
 def schedules_of(statements: Mapping[str, RunRecord], adjacency: AdjacencyName) -> dict[str, Schedule]:
@@ -41,8 +41,9 @@ def schedules_of(statements: Mapping[str, RunRecord], adjacency: AdjacencyName) 
         ready = [name for name, stated in left.items() if stated.ancestry.run is None or stated.ancestry.run in made]
         if not ready:
             name, stated = next(iter(left.items()))
-            accepted = "a run that is stated too, and does not descend from this one"
-            raise InvalidInputError(f"{name}.ancestry.run", stated.ancestry.run, accepted)
+            field, parent = f"{name}.ancestry.run", stated.ancestry.run
+            problem = f"{field}: {parent!r} is not stated, or descends from this run"
+            raise InvalidInputError(field, parent, "state every run's parent too", problem=problem)
         for name in ready:
             made[name] = schedule_of(left.pop(name), adjacency, made)
     return made
@@ -60,7 +61,10 @@ def schedule_of(statement: RunRecord, adjacency: AdjacencyName, parents: Mapping
         return _released(statement.run, facts, adjacency, parent)
     if facts.kind == "gaussian_dp":
         return _guaranteed(statement.run, facts, adjacency, parent)
-    raise InvalidInputError(f"{statement.run}.mechanism.kind", facts.kind, _SIMULATED)
+    field = f"{statement.run}.mechanism.kind"
+    problem = f"{field}: of a run that is {facts.kind} only a guarantee is known, which leaves nothing to simulate"
+    remedy = "audit runs that are dp_sgd, accountant_history, gaussian_release or gaussian_dp"
+    raise InvalidInputError(field, facts.kind, remedy, problem=problem)
 
 
 def _trained(name: str, facts: DpSgdFacts, adjacency: AdjacencyName, parent: tuple[Schedule, int] | None) -> Schedule:
@@ -170,19 +174,23 @@ def _sampling(
     name: str, facts: DpSgdFacts | HistoryFacts, adjacency: AdjacencyName
 ) -> Literal["full_batch", "poisson", "shuffled"]:
     if facts.sampling == "unknown":
-        accepted = "full_batch, poisson or shuffled: how batches were drawn has to be known to be simulated"
-        raise InvalidInputError(f"{name}.mechanism.sampling", facts.sampling, accepted)
+        field = f"{name}.mechanism.sampling"
+        problem = f"{field}: nobody says how batches were drawn"
+        raise InvalidInputError(field, facts.sampling, _STATE_IT, problem=problem)
     if adjacency == "add_remove" and not facts.public_divisor:
-        accepted = "true under add_remove: otherwise the record changes the scale of the noise too"
-        raise InvalidInputError(f"{name}.mechanism.public_divisor", False, accepted)
+        field = f"{name}.mechanism.public_divisor"
+        problem = f"{field}: under add_remove a record changes a divisor that is not public, and with it the noise"
+        raise InvalidInputError(field, False, "train with a divisor that is public", problem=problem)
     return facts.sampling
 
 
 def _parent(statement: RunRecord, parents: Mapping[str, Schedule]) -> tuple[Schedule, int] | None:
     origin = statement.ancestry
     if origin.start == "unknown":
-        accepted = "random, public or private: where the run started has to be known to be simulated"
-        raise InvalidInputError(f"{statement.run}.ancestry.start", origin.start, accepted)
+        field = f"{statement.run}.ancestry.start"
+        raise InvalidInputError(
+            field, origin.start, _STATE_IT, problem=f"{field}: nobody says where the run started from"
+        )
     if origin.run is None or origin.step is None:
         return None
     if origin.run not in parents:

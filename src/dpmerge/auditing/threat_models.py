@@ -46,9 +46,8 @@ def revealed(parts: Sequence[Part], release_noise: float) -> Attack:
     require_parts(parts, release_noise)
     ancestors = exposed(run.parent for run, _, _ in parts if run.parent is not None)
     if both := [run.name for run, _, _ in parts if run in ancestors]:
-        raise InvalidInputError(
-            "parts", both[0], "runs of which none started from another", found=f"{both[0]} and its child"
-        )
+        problem = f"parts: {both[0]} is averaged with a run that started from it"
+        raise InvalidInputError("parts", both[0], "leave out one of the two", problem=problem)
     before = [sight for run, step in ancestors.items() for sight in sights(run, step)]
     last: list[Part] = []
     for run, step, weight in parts:
