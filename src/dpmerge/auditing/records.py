@@ -19,7 +19,6 @@ from dpmerge.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from dpmerge.terms.mechanism_schema import BlockSpec, DpSgdFacts, HistoryBlock, HistoryFacts
-    from dpmerge.terms.one_shot_schema import GaussianDpFacts, GaussianReleaseFacts
     from dpmerge.terms.run_record import RunRecord
 
 AdjacencyName = Literal["replace_one", "add_remove"]
@@ -58,9 +57,10 @@ def schedule_of(statement: RunRecord, adjacency: AdjacencyName, parents: Mapping
     if facts.kind == "accountant_history":
         return _remembered(statement.run, facts, adjacency, parent)
     if facts.kind == "gaussian_release":
-        return _released(statement.run, facts, adjacency, parent)
+        return _once(statement.run, facts.sensitivity, facts.standard_deviation, adjacency, parent)
     if facts.kind == "gaussian_dp":
-        return _guaranteed(statement.run, facts, adjacency, parent)
+        # The least private thing that is μ-GDP: one number with noise of deviation 1, seen as it is, and no weights.
+        return _once(statement.run, facts.mu, 1.0, adjacency, parent, optimizer="unknown")
     field = f"{statement.run}.mechanism.kind"
     problem = f"{field}: of a run that is {facts.kind} only a guarantee is known, which leaves nothing to simulate"
     remedy = "audit runs that are dp_sgd, accountant_history, gaussian_release or gaussian_dp"
@@ -111,35 +111,23 @@ def _remembered(
     )
 
 
-def _released(
-    name: str, facts: GaussianReleaseFacts, adjacency: AdjacencyName, parent: tuple[Schedule, int] | None
+def _once(
+    name: str,
+    apart: float,
+    deviation: float,
+    adjacency: AdjacencyName,
+    parent: tuple[Schedule, int] | None,
+    optimizer: str = "sgd",
 ) -> Schedule:
-    """One step in which the worlds lie one sensitivity apart: a record that is replaced pushes half of it each way."""
-    push = facts.sensitivity / (2 if adjacency == "replace_one" else 1)
-    return Schedule(
-        name=name,
-        rates=np.ones(1),
-        clip_norms=np.array([push]),
-        noise_multipliers=np.array([facts.standard_deviation / push]),
-        sampling_rates=np.ones(1),
+    """One step in which the worlds lie so far apart: a record that is replaced pushes half of it each way."""
+    push = apart / (2 if adjacency == "replace_one" else 1)
+    return Schedule.of(
+        name,
+        steps=1,
+        clip_norm=push,
+        noise_multiplier=deviation / push,
         adjacency=adjacency,
-        parent=parent,
-    )
-
-
-def _guaranteed(
-    name: str, facts: GaussianDpFacts, adjacency: AdjacencyName, parent: tuple[Schedule, int] | None
-) -> Schedule:
-    """The least private thing that is μ-GDP: one number with noise of deviation 1, seen as it is, and no weights."""
-    push = facts.mu / (2 if adjacency == "replace_one" else 1)
-    return Schedule(
-        name=name,
-        rates=np.ones(1),
-        clip_norms=np.array([push]),
-        noise_multipliers=np.array([1 / push]),
-        sampling_rates=np.ones(1),
-        adjacency=adjacency,
-        optimizer="unknown",
+        optimizer=optimizer,
         parent=parent,
     )
 
