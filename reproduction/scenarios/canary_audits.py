@@ -29,7 +29,6 @@ from dpmerge.auditing.attacks import Array, Attack
 from dpmerge.auditing.confirmation import confirmed
 from dpmerge.auditing.estimate import estimate_epsilon
 from dpmerge.auditing.findings import Claim, Estimate, Finding
-from dpmerge.auditing.one_run import one_run_epsilon, one_run_f_dp_epsilon, one_run_guesses
 from dpmerge.auditing.scenario import ScenarioResult, simultaneous
 from dpmerge.auditing.threat_models import selected
 from dpmerge.errors import InvalidInputError
@@ -38,6 +37,7 @@ from dpmerge.planning.candidates import AskedTheorem, candidate
 from dpmerge.portfolio import Portfolio
 from dpmerge.terms.recipe import Recipe
 from reproduction.images import Images
+from reproduction.one_run import one_run_epsilon, one_run_f_dp_epsilon, one_run_guesses
 from reproduction.presets import DELTA
 from reproduction.run_store import ImageSource
 from reproduction.scenarios.accounting_claims import selection_claim

@@ -13,9 +13,10 @@ from dpmerge.auditing.findings import Claim
 from dpmerge.auditing.outputs import Part
 from dpmerge.auditing.scenario import DELTA, Scenario
 from dpmerge.auditing.schedules import Schedule
-from dpmerge.auditing.threat_models import alone, alone_output, everything, merged, selected, selected_hidden
+from dpmerge.auditing.threat_models import alone, alone_output, everything, merged, selected
 from reproduction.scenarios.accounting_claims import average_profile, run_claim, selection_claim
 from reproduction.scenarios.averages import warm_up_and_decay
+from reproduction.scenarios.hidden_draw import selected_hidden
 
 STEPS = 20
 PROBABILITIES = (0.3, 0.7)

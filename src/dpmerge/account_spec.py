@@ -23,7 +23,7 @@ from dpmerge.accounting.training_settings import Clipping, Optimizer, Sampling
 from dpmerge.errors import InvalidInputError
 from dpmerge.files import read_bytes
 from dpmerge.terms.documents import NonNegative, Positive, Strict, strict_json, validated
-from dpmerge.terms.mechanism_schema import BlockSpec
+from dpmerge.terms.mechanism_schema import BlockSpec, ClippingName, StepsPerEpoch, step_blocks
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -63,12 +63,8 @@ class RunSpec(Strict):
     sampling: Literal["full_batch", "poisson", "shuffled"] | None = Field(
         default=None, description='"full_batch", "poisson" or "shuffled"'
     )
-    steps_per_epoch: Annotated[int, Field(ge=1)] | None = Field(
-        default=None, description="an integer ≥ 1, for shuffled batches only"
-    )
-    clipping: Literal["per_example", "aggregate"] = Field(
-        default="per_example", description='"per_example" or "aggregate"'
-    )
+    steps_per_epoch: StepsPerEpoch = None
+    clipping: ClippingName = "per_example"
     weight_decay: NonNegative = Field(default=0.0, description="a finite number ≥ 0")
     momentum: NonNegative = Field(default=0.0, description="a finite number ≥ 0")
     nesterov: bool | None = Field(default=None, description="true or false; momentum must say")
@@ -99,7 +95,7 @@ class RunSpec(Strict):
         elif self.smoothness is not None:
             facts = self.smoothness.smoothness()
         return DpSgd(
-            blocks=tuple(_placed(f"blocks[{i}]", block.block) for i, block in enumerate(self.blocks)),
+            blocks=step_blocks(self.blocks),
             adjacency=adjacency,
             sampling=None if self.sampling is None else Sampling(self.sampling),
             steps_per_epoch=self.steps_per_epoch,
@@ -172,10 +168,13 @@ class Spec(Strict):
     def mechanisms(self) -> list[DpSgd | GaussianDp]:
         """The runs, each an object of its own: its noise is independent of the others'."""
         adjacency = Adjacency(self.adjacency)
-        return [
-            _placed(f"runs[{i}]", lambda run=run, i=i: run.run(adjacency, f"run {i + 1}"))
-            for i, run in enumerate(self.runs)
-        ]
+        made: list[DpSgd | GaussianDp] = []
+        for place, run in enumerate(self.runs):
+            try:
+                made.append(run.run(adjacency, f"run {place + 1}"))
+            except InvalidInputError as error:
+                raise error.within(f"runs[{place}]") from None
+        return made
 
     def compare(self) -> Comparison:
         """Account for each run, and for the selection and the combination asked about."""
@@ -194,11 +193,3 @@ class Spec(Strict):
         return (
             DEFAULT_ORDERS if self.rdp_orders is None else validation.orders("rdp_orders", sorted(set(self.rdp_orders)))
         )
-
-
-def _placed(place: str, build: Any) -> Any:
-    """Say where in the document a value that was refused stood."""
-    try:
-        return build()
-    except InvalidInputError as error:
-        raise error.within(place) from None

@@ -167,7 +167,9 @@ def test_merged_trajectory_is_false_for_unequal_contractions() -> None:
 
 
 @given(combinations())
-def test_the_theorems_are_ordered(combination: LinearCombination) -> None:
+def test_hidden_state_never_costs_more_than_last_step_nor_that_more_than_joint_release(
+    combination: LinearCombination,
+) -> None:
     joint, last, hidden = (theorem(combination).mu for theorem in (joint_release, last_step, hidden_state))
     assert joint is not None
     assert last is not None
@@ -180,7 +182,7 @@ def test_the_theorems_are_ordered(combination: LinearCombination) -> None:
 
 
 @given(combinations())
-def test_permuting_runs_changes_nothing(combination: LinearCombination) -> None:
+def test_permuting_runs_changes_no_theorem(combination: LinearCombination) -> None:
     turned = LinearCombination(
         checkpoints=combination.checkpoints[::-1],
         weights=combination.weights[::-1],
@@ -215,7 +217,7 @@ def test_more_noise_never_costs_more(combination: LinearCombination, scale: floa
 
 
 @given(combinations())
-def test_a_vertex_is_that_member(combination: LinearCombination) -> None:
+def test_all_weight_on_one_run_costs_that_run_alone(combination: LinearCombination) -> None:
     """With all weight on one run, joint release and the merged trajectory are that run's own guarantee."""
     first = combination.checkpoints[0]
     rest = len(combination.checkpoints) - 1
@@ -317,7 +319,7 @@ def test_the_coefficient_is_what_torch_does_written_out() -> None:
             assert optimizer.gradient_coefficient(first_step=steps == 1) == pytest.approx(moved[0] - moved[1])
 
 
-def test_sampling_buys_nothing_where_the_clipped_total_is_the_update() -> None:
+def test_sampling_a_clipped_total_costs_the_full_batch_merged_trajectory() -> None:
     runs = [sampled(5, clipping=Clipping.AGGREGATE), sampled(5, noise=3.0, clipping=Clipping.AGGREGATE)]
     full = [sgd([1.0] * 5, n, adjacency="add_remove", clipping=Clipping.AGGREGATE) for n in (1.0, 3.0)]
     bound = merged_trajectory(LinearCombination.of_runs(runs, [0.3, 0.7]))
@@ -347,7 +349,7 @@ def test_one_sampled_step_alone_is_its_own_profile() -> None:
     assert merged.epsilon(DELTA) == pytest.approx(run.profile().epsilon(DELTA), rel=2e-4)
 
 
-def test_a_sampled_step_beside_a_full_batch_one_and_a_pause() -> None:
+def test_a_sampled_step_beside_a_full_batch_one_and_a_pause_costs_less_than_unsampled() -> None:
     full = sgd([1.0], 2.0, adjacency="add_remove")
     bound = merged_trajectory(
         LinearCombination.of_runs([sampled(), full, sgd([0.0], adjacency="add_remove")], [0.4, 0.4, 0.2])
@@ -359,12 +361,12 @@ def test_a_sampled_step_beside_a_full_batch_one_and_a_pause() -> None:
     assert bound.epsilon(DELTA) < everything.epsilon(DELTA)  # type: ignore[operator]
 
 
-def test_equal_settings_are_not_one_run() -> None:
+def test_two_runs_of_equal_settings_are_charged_twice() -> None:
     same = LinearCombination.of_runs([sgd([1.0] * 3), sgd([1.0] * 3)], [0.5, 0.5])
     assert joint_release(same).mu == pytest.approx(np.sqrt(2) * sgd([1.0] * 3).profile().mu)  # type: ignore[attr-defined]
 
 
-def test_ancestors_are_part_of_every_theorem() -> None:
+def test_every_theorem_charges_the_ancestors_or_refuses() -> None:
     parent = sgd([1.0] * 9, 3.0)
     children = [sgd([1.0], s, ancestry=Checkpoint(parent, 4)) for s in (2.0, 5.0)]
     combination = LinearCombination.of_runs(children, [0.5, 0.5])
@@ -416,7 +418,7 @@ def test_the_tightest_certifying_theorem_wins_and_ties_go_to_the_simplest() -> N
     assert tightest([b for b in bounds if not b.certifies], DELTA) is None
 
 
-def test_the_paper_schedule_with_release_noise() -> None:
+def test_the_papers_schedule_costs_the_stated_numbers() -> None:
     """0.945 without release noise, 0.427 with one step's noise at the peak rate; unproved 0.519, joint 1.18."""
     rates = [2.0, 4.0, 4.0] + [4.0 * (18 - t) / 18 for t in range(1, 18)]
     runs = [sgd(rates, s, smoothness=DeclaredLipschitz(factors=1.0)) for s in (64.0, 32.0)]

@@ -29,7 +29,9 @@ pairs = st.lists(st.tuples(st.floats(0.01, 2), st.sampled_from([0.0, 1e-8, 1e-6,
 
 
 @given(pairs, st.sampled_from([1e-3, 1e-5]))
-def test_optimal_composition_of_unequal_pairs(chosen: list[tuple[float, float]], delta: float) -> None:
+def test_optimal_composition_of_unequal_pairs_agrees_with_enumeration(
+    chosen: list[tuple[float, float]], delta: float
+) -> None:
     truth = randomized_response.optimal_epsilon(delta, chosen)
     epsilon = optimal_composition(chosen, delta)
     assert epsilon >= truth * (1 - 1e-9)
@@ -46,7 +48,7 @@ def test_optimal_composition_of_equal_pairs_is_the_published_formula(count: int,
 
 
 @given(pairs, st.sampled_from([1e-3, 1e-5]))
-def test_optimal_is_no_worse_than_basic(chosen: list[tuple[float, float]], delta: float) -> None:
+def test_optimal_composition_never_costs_more_than_basic(chosen: list[tuple[float, float]], delta: float) -> None:
     epsilon, total = basic_composition(chosen)
     if total <= delta:
         assert optimal_composition(chosen, delta) <= epsilon * (1 + 1e-9)
@@ -64,7 +66,7 @@ def test_many_unequal_pairs_are_rounded_up_not_down() -> None:
     assert exact * (1 - 1e-9) <= rounded <= exact * 1.01
 
 
-def test_advanced_and_basic_composition() -> None:
+def test_advanced_and_basic_composition_are_the_textbook_formulas() -> None:
     assert advanced_composition(0.2, 1e-6, 20, 1e-6) == pytest.approx(randomized_response.advanced(0.2, 1e-6, 20, 1e-6))
     assert basic_composition([(0.1, 1e-6), (0.2, 0.0)]) == pytest.approx((0.3, 1e-6))
 
@@ -80,7 +82,7 @@ def test_enormous_mus_do_not_overflow() -> None:
     assert np.all(np.isinf(GaussianProfile(1e200).renyi_divergence(np.array([2.0]))))
 
 
-def test_profiles_beat_pairs_for_gaussians() -> None:
+def test_composing_gaussian_profiles_costs_no_more_than_composing_their_pairs() -> None:
     """The paper's comparison: N identical Gaussian mechanisms, profiles against what their pairs give."""
     for count in (2, 5, 20):
         single = GaussianProfile(0.3)
@@ -108,7 +110,7 @@ def test_a_table_bounds_the_profile_it_was_read_from(mu: float, points: list[flo
     assert table.probabilities.sum() + table.infinity == pytest.approx(1.0, abs=1e-12)
 
 
-def test_a_fine_table_is_nearly_the_profile() -> None:
+def test_a_fine_table_costs_hardly_more_than_the_profile() -> None:
     exact = GaussianProfile(1.0)
     table = DiscreteProfile.from_points([(e, exact.delta(e)) for e in np.linspace(0, 8, 400)])
     assert exact.epsilon(1e-5) <= table.epsilon(1e-5) <= exact.epsilon(1e-5) + 1e-3
@@ -116,14 +118,14 @@ def test_a_fine_table_is_nearly_the_profile() -> None:
     assert GaussianProfile(np.sqrt(2)).epsilon(1e-5) <= doubled <= GaussianProfile(np.sqrt(2)).epsilon(1e-5) + 5e-3
 
 
-def test_a_point_at_a_tiny_epsilon_is_a_point() -> None:
+def test_a_point_at_a_tiny_epsilon_divides_by_no_zero() -> None:
     """e^(−ε) rounds to 1 there, and the slope beside it was divided by zero."""
     profile = DiscreteProfile.from_points([(1.0, 0.0), (1e-60, 1e-160)])
     assert 1e-160 <= profile.delta(0.0) < 1e-29
     assert profile.delta(0.5) <= 1e-160
 
 
-def test_contradictory_points_keep_the_strongest() -> None:
+def test_of_points_that_contradict_each_other_the_strongest_counts() -> None:
     table = DiscreteProfile.from_points([(1.0, 1e-3), (1.0, 1e-4), (2.0, 1e-2), (0.5, 1e-5)])
     alone = DiscreteProfile.from_points([(0.5, 1e-5)])
     for epsilon in (0.2, 0.5, 1.0, 2.0, 5.0):
@@ -157,14 +159,14 @@ def test_composing_a_selection_composes_each_outcome() -> None:
     assert twice.epsilon(1e-5) >= selection.epsilon(1e-5)
 
 
-def test_renyi_curves_add() -> None:
+def test_composed_renyi_curves_add_up() -> None:
     curve = RenyiProfile.of(GaussianProfile(1.0))
     together = compose([curve, GaussianProfile(2.0), curve])
     assert isinstance(together, RenyiProfile)
     np.testing.assert_allclose(together.values, together.orders * 6 / 2)
 
 
-def test_a_curve_and_replace_one_sampling_have_no_common_ground() -> None:
+def test_a_renyi_curve_with_replace_one_sampling_is_refused() -> None:
     sampled = LossDistributionProfile.of({PoissonStep(1.0, 0.1, True): 2})
     with pytest.raises(NoGuaranteeError, match="Rényi curve only"):
         compose([RenyiProfile.of(GaussianProfile(1.0)), sampled])
@@ -227,7 +229,7 @@ def test_bad_points_are_refused(name: str) -> None:
         DiscreteProfile.from_points(BAD_POINTS[name])
 
 
-def test_no_free_lunch_limits() -> None:
+def test_the_no_free_lunch_limit_is_the_formula_and_refuses_a_target_above_the_other() -> None:
     for target, other, delta in ((0.5, 4.0, 1e-5), (1.0, 8.0, 0.0), (2.0, 3.0, 1e-6)):
         expected = randomized_response.total_variation_limit(target, 1e-5, other, delta)
         computed = no_free_lunch(epsilon_target=target, epsilon_other=other, delta=delta, delta_target=1e-5)

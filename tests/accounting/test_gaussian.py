@@ -34,7 +34,7 @@ def test_delta_is_accurate_and_never_too_small(log_mu: float, log_delta: float) 
 
 
 @given(log_mus, st.floats(-40, 40))
-def test_delta_below_zero_and_far_above(log_mu: float, epsilon: float) -> None:
+def test_delta_is_accurate_at_negative_and_large_epsilon(log_mu: float, epsilon: float) -> None:
     mu = 10.0**log_mu
     truth = float(gaussian_mp.delta(mu, epsilon))
     computed = float(gaussian_delta(mu, epsilon))
@@ -42,14 +42,14 @@ def test_delta_below_zero_and_far_above(log_mu: float, epsilon: float) -> None:
 
 
 @given(st.lists(st.floats(0, 30), min_size=1, max_size=6))
-def test_composition_is_closed(mus: list[float]) -> None:
+def test_composed_gaussians_are_one_gaussian(mus: list[float]) -> None:
     together = compose([GaussianProfile(mu) for mu in mus])
     assert isinstance(together, GaussianProfile)
     assert together.mu == pytest.approx(np.sqrt(np.sum(np.square(mus))), rel=1e-12)
 
 
 @given(st.floats(1e-4, 50), st.floats(-12, -0.5))
-def test_largest_mu_is_the_border(epsilon: float, log_delta: float) -> None:
+def test_largest_mu_meets_the_target_and_a_little_more_does_not(epsilon: float, log_delta: float) -> None:
     delta = 10.0**log_delta
     mu = largest_mu(epsilon, delta)
     assert gaussian_mp.delta(mu, epsilon) <= delta
@@ -65,14 +65,14 @@ def test_many_at_once_equal_one_by_one() -> None:
     assert np.all(gaussian_delta(mus, many) <= 1e-5)
 
 
-def test_broadcasting() -> None:
+def test_epsilons_of_arrays_are_broadcast() -> None:
     epsilons = gaussian_epsilon([[0.5], [1.0]], [1e-5, 1e-6, 1e-7])
     assert epsilons.shape == (2, 3)
     assert epsilons[1, 0] == pytest.approx(GaussianProfile(1.0).epsilon(1e-5), rel=1e-12)
     assert gaussian_epsilon(np.zeros((0,)), 1e-5).shape == (0,)
 
 
-def test_the_ends_of_the_scale() -> None:
+def test_zero_infinite_and_enormous_mus_have_exact_answers() -> None:
     assert GaussianProfile(0.0).epsilon(1e-300) == 0
     assert GaussianProfile(0.0).delta(0.0) == 0
     assert GaussianProfile(np.inf).epsilon(0.5) == np.inf

@@ -36,7 +36,7 @@ def lists(chains: list[Chain]) -> tuple[list[list[float]], ...]:
 
 
 @given(programs())
-def test_equals_fifty_digits(case: tuple[list[Chain], np.ndarray, float]) -> None:
+def test_mu_equals_the_exact_solution_to_fifty_digits(case: tuple[list[Chain], np.ndarray, float]) -> None:
     chains, weights, tau = case
     truth = float(hidden_state_taut.exact_mu(*lists(chains), weights.tolist(), tau))
     mu = chain_mus(chains, [weights], tau)[0]
@@ -46,14 +46,14 @@ def test_equals_fifty_digits(case: tuple[list[Chain], np.ndarray, float]) -> Non
 
 @settings(max_examples=40)
 @given(programs(most_steps=5))
-def test_equals_the_quadratic_program(case: tuple[list[Chain], np.ndarray, float]) -> None:
+def test_mu_equals_the_quadratic_program(case: tuple[list[Chain], np.ndarray, float]) -> None:
     chains, weights, tau = case
     expected = hidden_state_qp.optimal_mu(*lists(chains), weights.tolist(), tau)
     assert chain_mus(chains, [weights], tau)[0] == pytest.approx(expected, rel=1e-6)
 
 
 @given(programs(), st.integers(0, 2**32 - 1))
-def test_no_feasible_shifts_prove_less(case: tuple[list[Chain], np.ndarray, float], seed: int) -> None:
+def test_no_feasible_shifts_prove_a_smaller_mu(case: tuple[list[Chain], np.ndarray, float], seed: int) -> None:
     chains, weights, tau = case
     mu = chain_mus(chains, [weights], tau)[0]
     rng = np.random.default_rng(seed)
@@ -64,7 +64,7 @@ def test_no_feasible_shifts_prove_less(case: tuple[list[Chain], np.ndarray, floa
 
 
 @given(programs())
-def test_the_shifts_are_a_proof(case: tuple[list[Chain], np.ndarray, float]) -> None:
+def test_the_best_shifts_are_feasible_and_prove_mu(case: tuple[list[Chain], np.ndarray, float]) -> None:
     """Feasible in rational arithmetic, and worth what is claimed."""
     chains, weights, tau = case
     shifts = best_shifts(chains, weights, tau)
@@ -76,7 +76,9 @@ def test_the_shifts_are_a_proof(case: tuple[list[Chain], np.ndarray, float]) -> 
 
 
 @given(programs(), st.integers(0, 2**32 - 1))
-def test_any_shifts_are_projected_to_a_proof(case: tuple[list[Chain], np.ndarray, float], seed: int) -> None:
+def test_infeasible_shifts_prove_no_less_than_the_optimum(
+    case: tuple[list[Chain], np.ndarray, float], seed: int
+) -> None:
     """Whatever a solver hands over, the price is that of a feasible point: never below the optimum."""
     chains, weights, tau = case
     rng = np.random.default_rng(seed)
@@ -85,7 +87,7 @@ def test_any_shifts_are_projected_to_a_proof(case: tuple[list[Chain], np.ndarray
 
 
 @given(programs())
-def test_never_below_the_exact_value_of_linear_losses(case: tuple[list[Chain], np.ndarray, float]) -> None:
+def test_mu_is_never_below_the_exact_value_of_linear_losses(case: tuple[list[Chain], np.ndarray, float]) -> None:
     chains, weights, tau = case
     exact = affine_chains.merged_final_mu(
         [
@@ -119,7 +121,9 @@ def test_unbounded_factors_give_the_last_step_theorem(case: tuple[list[Chain], n
 
 
 @given(programs(), st.integers(0, 2), st.floats(1, 3))
-def test_monotone_in_the_lipschitz_factor(case: tuple[list[Chain], np.ndarray, float], which: int, by: float) -> None:
+def test_a_larger_lipschitz_factor_never_costs_less(
+    case: tuple[list[Chain], np.ndarray, float], which: int, by: float
+) -> None:
     chains, weights, tau = case
     assume(which < len(chains))
     larger = list(chains)
@@ -129,7 +133,7 @@ def test_monotone_in_the_lipschitz_factor(case: tuple[list[Chain], np.ndarray, f
 
 
 @given(programs(), st.just(0.0) | st.floats(1e-30, 5), st.floats(1, 4))
-def test_monotone_in_release_noise_and_in_noise(
+def test_more_release_noise_or_noise_never_costs_more(
     case: tuple[list[Chain], np.ndarray, float], more: float, scale: float
 ) -> None:
     chains, weights, tau = case
@@ -158,7 +162,7 @@ def test_a_run_of_weight_zero_does_not_count(case: tuple[list[Chain], np.ndarray
 
 @pytest.mark.parametrize("c", [0.3, 0.9, 0.99, 1.1])
 @pytest.mark.parametrize("steps", [1, 2, 10, 60])
-def test_one_run_is_the_published_bound(c: float, steps: int) -> None:
+def test_one_run_costs_the_published_bound(c: float, steps: int) -> None:
     """√((1 − cᵀ)/(1 + cᵀ)·(1 + c)/(1 − c))·k/σ (Bok, Su, Altschuler 2024)."""
     k, sigma = 2.0, 7.0
     chain = Chain(np.full(steps, k), np.full(steps, sigma), np.full(steps, c))
@@ -170,7 +174,7 @@ def test_one_run_is_the_published_bound(c: float, steps: int) -> None:
         assert mu >= published * (1 - 1e-10)
 
 
-def test_many_weights_and_release_noises_at_once() -> None:
+def test_many_weights_or_release_noises_at_once_equal_one_by_one() -> None:
     rng = np.random.default_rng(3)
     rates = np.linspace(4, 0.2, 20)
     chains = [Chain(2 * rates, sigma * rates, np.full(20, L)) for sigma, L in ((64, 1.0), (32, 0.97), (16, 1.02))]
@@ -185,7 +189,7 @@ def test_many_weights_and_release_noises_at_once() -> None:
     assert np.all(np.diff(along) <= 1e-12)
 
 
-def test_runs_without_noise() -> None:
+def test_runs_without_noise_cost_infinity_unless_release_noise_is_added() -> None:
     noiseless = Chain(np.ones(5), np.zeros(5), np.full(5, 0.9))
     noisy = Chain(np.ones(5), np.full(5, 3.0), np.full(5, 0.9))
     alone = chain_mus([noiseless], [[1.0]], [0.0, 2.0])
@@ -200,7 +204,7 @@ def test_runs_without_noise() -> None:
 
 
 @pytest.mark.parametrize("factor", [1.2, 2.0, 50.0])
-def test_long_expanding_runs_stay_proved(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_expanding_runs_are_not_priced_below_the_truth(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Products of factors far beyond the precision of a double must not make the number smaller."""
     monkeypatch.setattr(hidden_state_taut, "DIGITS", 300)
     steps = 60
@@ -244,7 +248,7 @@ def test_contraction_after_expansion_does_not_underflow() -> None:
         assert proved == pytest.approx(mu, rel=1e-6)
 
 
-def test_shifts_that_are_not_numbers_prove_nothing_false() -> None:
+def test_shifts_that_are_not_numbers_prove_no_less_than_the_optimum() -> None:
     chain = Chain(np.ones(4), np.ones(4), np.ones(4))
     best = chain_mus([chain], [[1.0]])[0]
     for nonsense in (np.nan, np.inf, -np.inf):

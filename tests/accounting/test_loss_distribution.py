@@ -35,7 +35,9 @@ SETTINGS = [
 
 @pytest.mark.parametrize(("sigma", "q", "steps"), SETTINGS)
 @pytest.mark.parametrize("relation", ["remove", "add", "replace_one"])
-def test_epsilon_between_the_truth_and_a_little_more(sigma: float, q: float, steps: int, relation: str) -> None:
+def test_epsilon_is_at_least_the_truth_and_at_most_a_little_more(
+    sigma: float, q: float, steps: int, relation: str
+) -> None:
     """Against an independent composition whose tails are accurate: at δ where an ordinary FFT is not."""
     profile = LossDistributionProfile.of({sampled(sigma, q, relation == "replace_one"): steps})
     side = profile._composed[1 if relation == "add" else 0]
@@ -48,7 +50,7 @@ def test_epsilon_between_the_truth_and_a_little_more(sigma: float, q: float, ste
 
 
 @pytest.mark.parametrize(("sigma", "steps"), [(3.0, 1000), (50.0, 10_000), (1.0, 1), (10.0, 20), (0.5, 5)])
-def test_convolved_gaussians_against_their_closed_form(sigma: float, steps: int) -> None:
+def test_convolved_gaussians_are_never_below_their_closed_form(sigma: float, steps: int) -> None:
     """Sampling rate one, forced through the convolution: the case in which dp_accounting's own comes out too low."""
     forced = LossDistributionProfile.of({PoissonStep(1 / sigma, 1.0, False): steps})
     exact = GaussianProfile(np.sqrt(steps) / sigma)
@@ -97,7 +99,7 @@ def test_discretising_takes_nothing_from_the_divergence(sigma: float, q: float, 
 
 
 @pytest.mark.parametrize("relation", ["remove", "add", "replace_one"])
-def test_divergences_of_one_step_by_quadrature(relation: str) -> None:
+def test_divergences_of_one_step_agree_with_quadrature(relation: str) -> None:
     function = {
         "remove": discretised_step._removal_delta,
         "add": discretised_step._addition_delta,
@@ -111,7 +113,7 @@ def test_divergences_of_one_step_by_quadrature(relation: str) -> None:
 
 
 @pytest.mark.parametrize("mu", [2.5, 4.3, 5.0, 20.0])
-def test_strong_gaussian_steps_beside_sampled_ones(mu: float) -> None:
+def test_strong_gaussian_steps_beside_sampled_ones_cost_hardly_more(mu: float) -> None:
     together = compose([GaussianProfile(mu), LossDistributionProfile.of({sampled(1.0, 0.01): 3})])
     alone = GaussianProfile(mu).epsilon(1e-5)
     assert alone <= together.epsilon(1e-5) <= alone * 1.05
@@ -119,7 +121,9 @@ def test_strong_gaussian_steps_beside_sampled_ones(mu: float) -> None:
 
 @pytest.mark.parametrize("sigma", [0.02, 0.03, 0.05, 0.2])
 @pytest.mark.parametrize("replace_one", [False, True])
-def test_little_noise_with_sampling(sigma: float, replace_one: bool) -> None:
+def test_sampled_steps_of_little_noise_cost_less_than_unsampled_without_overflow(
+    sigma: float, replace_one: bool
+) -> None:
     """Losses far beyond e^709: between the exact value of a step that is always drawn and what is left undrawn."""
     profile = LossDistributionProfile.of({sampled(sigma, 0.1, replace_one): 1})
     always = GaussianProfile((2 if replace_one else 1) / sigma).epsilon(1e-5)
@@ -129,23 +133,23 @@ def test_little_noise_with_sampling(sigma: float, replace_one: bool) -> None:
 
 @pytest.mark.parametrize("replace_one", [False, True])
 @pytest.mark.parametrize(("sigma", "q"), [(1e30, 0.1), (1e10, 0.5), (1.0, 5e-324), (1.0, 1e-300), (1e6, 1e-9)])
-def test_steps_that_tell_nothing(sigma: float, q: float, replace_one: bool) -> None:
+def test_steps_that_tell_nothing_cost_nothing(sigma: float, q: float, replace_one: bool) -> None:
     assert LossDistributionProfile.of({sampled(sigma, q, replace_one): 3}).epsilon(1e-9) == 0
 
 
-def test_hopelessly_little_noise_is_no_privacy() -> None:
+def test_a_gaussian_step_of_next_to_no_noise_beside_sampled_ones_is_not_private() -> None:
     sampled_steps = LossDistributionProfile.of({sampled(1.0, 0.01): 3})
     assert compose([GaussianProfile(1e9), sampled_steps]).epsilon(1e-5) == np.inf
 
 
-def test_a_noise_schedule_does_not_take_minutes() -> None:
+def test_a_schedule_of_forty_noises_costs_less_than_its_weakest_throughout() -> None:
     schedule = {sampled(float(sigma), 0.01): 5 for sigma in np.geomspace(2, 0.8, 40)}
     profile = LossDistributionProfile.of(schedule)
     weakest = LossDistributionProfile.of({sampled(0.8, 0.01): 200})
     assert 0 < profile.epsilon(1e-5) < weakest.epsilon(1e-5)
 
 
-def test_reference_points() -> None:
+def test_a_thousand_sampled_steps_cost_the_reference_numbers() -> None:
     """σ = 1, q = 0.01, 1000 steps, δ = 1e-5; and the same under replace_one."""
     profile = LossDistributionProfile.of({sampled(1.0, 0.01): 1000})
     removal, addition = (side.epsilon(1e-5) for side in profile._composed)
@@ -156,7 +160,7 @@ def test_reference_points() -> None:
     assert replaced.epsilon(1e-5) == pytest.approx(2.84, abs=5e-3)
 
 
-def test_a_whole_curve_equals_its_points() -> None:
+def test_a_curve_of_epsilons_equals_one_at_a_time() -> None:
     step = sampled(1.0, 0.02)
     counts = [1, 7, 50, 200, 800]
     curve = epsilon_curve([LossDistributionProfile.of({step: n}) for n in counts], 1e-5)
@@ -177,7 +181,7 @@ def test_the_curve_of_a_long_run_is_never_below_the_truth() -> None:
         assert truth.lower <= curve[place] <= truth.upper + 1e-3
 
 
-def test_n_fold_equals_the_list() -> None:
+def test_composing_a_step_six_times_equals_six_steps() -> None:
     step = sampled(1.0, 0.05)
     listed = compose([LossDistributionProfile.of({step: 1})] * 6)
     assert isinstance(listed, LossDistributionProfile)
@@ -198,14 +202,14 @@ def test_gaussian_steps_are_merged_before_they_are_discretised() -> None:
     assert profile == LossDistributionProfile.of({step: 5, GaussianStep(5.0): 1})
 
 
-def test_a_negligible_sampled_step_leaves_the_gaussian() -> None:
+def test_a_negligible_sampled_step_leaves_the_gaussians_cost() -> None:
     nothing = LossDistributionProfile.of({sampled(100.0, 1e-4): 1})
     together = compose([GaussianProfile(1.0), nothing])
     assert together.epsilon(1e-5) >= GaussianProfile(1.0).epsilon(1e-5)
     assert together.epsilon(1e-5) == pytest.approx(GaussianProfile(1.0).epsilon(1e-5), rel=1e-4)
 
 
-def test_rare_small_steps_are_not_swallowed_by_the_grid() -> None:
+def test_many_tiny_steps_are_not_overcharged_by_the_grid() -> None:
     """Losses far below any fixed grid: the interval adapts, so that 10⁵ tiny steps do not look like large ones."""
     profile = LossDistributionProfile.of({sampled(5.0, 1e-4): 100_000})
     truth = tilted_convolution.epsilon_bounds(1e-5, "remove", 5.0, 1e-4, 100_000)
@@ -213,7 +217,7 @@ def test_rare_small_steps_are_not_swallowed_by_the_grid() -> None:
 
 
 @pytest.mark.parametrize("direction", ["remove", "add"])
-def test_a_mixture_of_gaussians_against_quadrature(direction: str) -> None:
+def test_a_mixture_of_gaussians_is_never_below_quadrature(direction: str) -> None:
     shifts, probabilities = (0.0, 0.4, 0.7, 1.1), (0.72, 0.18, 0.08, 0.02)
     profile = LossDistributionProfile.of({MixtureStep(shifts, probabilities): 1})
     for epsilon in (0.01, 0.2, 0.6, 1.0):
@@ -225,7 +229,7 @@ def test_a_mixture_of_gaussians_against_quadrature(direction: str) -> None:
         assert computed == pytest.approx(truth, rel=1e-3, abs=1e-9)
 
 
-def test_below_the_floor_there_is_no_number() -> None:
+def test_a_delta_below_the_least_is_refused() -> None:
     profile = LossDistributionProfile.of({sampled(1.0, 0.01): 100})
     assert profile.least_delta >= LEAST_DELTA
     assert np.isfinite(profile.epsilon(profile.least_delta))
@@ -235,13 +239,13 @@ def test_below_the_floor_there_is_no_number() -> None:
         epsilon_curve([profile], 1e-11)
 
 
-def test_the_floor_rises_with_the_number_of_steps() -> None:
+def test_the_least_delta_rises_with_the_number_of_steps() -> None:
     many = LossDistributionProfile.of({sampled(5.0, 1e-3): 1_000_000})
     assert many.least_delta > LEAST_DELTA
     assert many.delta(1e6) >= many.least_delta / 10, "the slack is part of every delta"
 
 
-def test_direct_two_step_quadrature() -> None:
+def test_two_steps_agree_with_quadrature() -> None:
     profile = LossDistributionProfile.of({sampled(1.0, 0.2): 2})
     for relation, side in (("remove", 0), ("add", 1)):
         truth = tilted_convolution.two_step_delta(0.5, relation, 1.0, 0.2)  # type: ignore[arg-type]

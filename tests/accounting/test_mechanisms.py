@@ -62,13 +62,13 @@ def run(*blocks: StepBlock, adjacency: str = "replace_one", **facts: Any) -> DpS
         ("add_remove", "aggregate", 2),
     ],
 )
-def test_sensitivity_of_a_clipped_sum(adjacency: str, clipping: str, k: int) -> None:
+def test_sensitivity_is_two_clip_norms_unless_a_record_is_added_to_a_sum(adjacency: str, clipping: str, k: int) -> None:
     trained = run(adjacency=adjacency, clipping=clipping)
     assert trained.sensitivity == k
     assert trained.profile() == GaussianProfile(k * np.sqrt(4) / 2.0)
 
 
-def test_prefixes_of_several_blocks() -> None:
+def test_prefixes_of_several_blocks_cost_the_sum_of_their_squares() -> None:
     trained = run(block(3, 2.0), block(2, 0.5))
     expected = 2 * np.sqrt([0, 1 / 4, 2 / 4, 3 / 4, 3 / 4 + 4, 3 / 4 + 8])
     for step, mu in enumerate(expected):
@@ -93,7 +93,7 @@ def test_lists_and_arrays_are_as_good_as_tuples() -> None:
         assert hash(trained.blocks[0]) == hash(given[0].blocks[0])
 
 
-def test_generators_are_not_lost() -> None:
+def test_generators_are_read_once_and_kept() -> None:
     """A sequence that can be read only once must not look empty the second time."""
     trained = DpSgd(blocks=(block() for _ in range(3)), adjacency="replace_one")  # type: ignore[arg-type]
     assert trained.steps == 12
@@ -122,7 +122,7 @@ def test_a_rate_of_zero_still_counts_as_a_released_iterate() -> None:
     assert run(block(2, rate=(0.0, 1.0))).profile() == run(block(2)).profile()
 
 
-def test_poisson_prefixes_come_from_one_discretisation() -> None:
+def test_the_curve_of_poisson_prefixes_agrees_with_each_profile() -> None:
     trained = run(block(300, 1.0, q=0.02), adjacency="add_remove")
     steps = [1, 50, 150, 300]
     curve = trained.prefix_epsilons(1e-5, steps)
@@ -132,7 +132,7 @@ def test_poisson_prefixes_come_from_one_discretisation() -> None:
         assert epsilon == pytest.approx(trained.profile(upto=step).epsilon(1e-5), abs=1e-3)
 
 
-def test_poisson_and_full_batch_blocks_in_one_run() -> None:
+def test_poisson_and_full_batch_blocks_compose_in_one_run() -> None:
     trained = run(block(10, 1.0, q=0.1), block(4, 2.0), adjacency="add_remove")
     assert trained.sampling is Sampling.POISSON
     assert not trained.is_full_batch
@@ -150,7 +150,7 @@ def test_poisson_sampling_at_rate_one_is_full_batch() -> None:
     assert trained.profile() == run().profile()
 
 
-def test_poisson_sampling_of_a_clipped_total() -> None:
+def test_poisson_sampling_of_a_clipped_total_counts_twice_or_is_refused() -> None:
     """Under add_remove one record can turn the total round: twice the ratio; under replace_one nothing is proved."""
     sampled = run(block(5, 2.0, q=0.1), adjacency="add_remove", clipping=Clipping.AGGREGATE)
     assert sampled.profile() == LossDistributionProfile.of({PoissonStep(1.0, 0.1, False): 5})
@@ -158,7 +158,7 @@ def test_poisson_sampling_of_a_clipped_total() -> None:
         run(block(5, 2.0, q=0.1), clipping=Clipping.AGGREGATE).profile()
 
 
-def test_poisson_replace_one_lets_the_distribution_model_both_ends() -> None:
+def test_poisson_sampling_under_replace_one_is_not_charged_twice_the_ratio() -> None:
     sampled = run(block(1000, 1.0, q=0.01))
     assert sampled.profile() == LossDistributionProfile.of({PoissonStep(1.0, 0.01, True): 1000})
     assert sampled.profile().epsilon(1e-5) == pytest.approx(2.84, abs=5e-3)
@@ -189,7 +189,7 @@ def test_shuffled_batches_are_never_accounted_as_sampled() -> None:
 
 @pytest.mark.parametrize("alpha", [1.1, 1.5, 2.0, 2.5, 8.0, 10.5, 33.0])
 @pytest.mark.parametrize(("sigma", "q"), [(1.0, 0.01), (0.6, 0.1), (4.0, 0.3)])
-def test_subsampled_renyi_divergence_by_quadrature(alpha: float, sigma: float, q: float) -> None:
+def test_subsampled_renyi_divergence_is_never_below_quadrature(alpha: float, sigma: float, q: float) -> None:
     step = PoissonStep(1 / sigma, q, False)
     computed = step.renyi_divergence(np.array([alpha]))
     assert computed is not None
@@ -252,7 +252,7 @@ def test_an_exposure_takes_the_latest_checkpoint_of_each_run() -> None:
     assert exposure.profile() == GaussianProfile(np.sqrt(3 + 4))
 
 
-def test_the_high_water_mark_of_two_exposures() -> None:
+def test_joined_exposures_keep_the_later_step_of_each_run() -> None:
     first, second = run(), run()
     joined = Exposure.of([Checkpoint(first, 1), Checkpoint(second, 2)]).joined(Exposure.of([Checkpoint(first, 3)]))
     assert joined.steps == {first: 3, second: 2}
@@ -302,12 +302,12 @@ def test_imported_models_can_be_drawn_and_composed() -> None:
         assert mechanism.profile(upto=0) == GaussianProfile(0.0)
 
 
-def test_a_gaussian_release_without_noise() -> None:
+def test_a_gaussian_release_without_noise_is_not_private() -> None:
     release = GaussianRelease(sensitivity=1.0, standard_deviation=0.0, adjacency=Adjacency.REPLACE_ONE)
     assert release.profile().epsilon(0.1) == np.inf
 
 
-def test_an_imported_curve_is_converted_as_improved() -> None:
+def test_an_imported_curve_is_converted_by_the_improved_formula() -> None:
     orders = (2.0, 4.0, 8.0)
     mechanism = RenyiMechanism(orders=orders, values=(0.1, 0.2, 0.4), adjacency=Adjacency.REPLACE_ONE)
     profile = mechanism.profile()
@@ -402,7 +402,7 @@ def test_invalid_facts_are_refused_by_name(name: str) -> None:
         build()
 
 
-def test_points_that_nearly_coincide_have_a_hull() -> None:
+def test_points_that_nearly_coincide_divide_by_no_zero() -> None:
     """One minus the exponential of their distance is zero, and no number is divided by it."""
     points = ((1.0, 0.0), (1e-281, 1e-294))
     profile = ApproximateDp(points=points, adjacency=Adjacency.ADD_REMOVE).profile()

@@ -39,7 +39,7 @@ NO_LAST_STEP = {
 
 
 @pytest.mark.parametrize("name", NO_LAST_STEP)
-def test_last_step_is_refused_with_its_premise(name: str) -> None:
+def test_last_step_is_refused_with_the_failing_premise(name: str) -> None:
     facts, premise = NO_LAST_STEP[name]
     bound = last_step(LinearCombination.of_runs([sgd([1.0] * 4, **facts), sgd()], [0.5, 0.5]))
     assert bound.profile is None
@@ -94,7 +94,7 @@ CERTIFYING_TRAJECTORIES = {
 
 
 @pytest.mark.parametrize("name", CERTIFYING_TRAJECTORIES)
-def test_when_the_merged_trajectory_certifies(name: str) -> None:
+def test_the_merged_trajectory_certifies_only_where_one_of_its_premises_holds(name: str) -> None:
     runs, shared, expected = CERTIFYING_TRAJECTORIES[name]
     weights = [1 / len(runs)] * len(runs)
     bound = merged_trajectory(LinearCombination.of_runs(runs, weights, shared_affine=shared))
@@ -158,7 +158,9 @@ SMOOTH = {
 @pytest.mark.parametrize("name", SMOOTH)
 @pytest.mark.parametrize("rate", [0.005, 0.015, 0.03])
 @pytest.mark.parametrize("decay", [0.0, 0.3])
-def test_lipschitz_factors_of_convex_losses(name: str, rate: float, decay: float) -> None:
+def test_lipschitz_factors_of_convex_losses_are_those_of_the_worst_curvature(
+    name: str, rate: float, decay: float
+) -> None:
     """The worst curvature between 0 and β, with the rate of the *mean* gradient: effective rate × records."""
     facts, beta, clip = SMOOTH[name]
     run = sgd([rate] * 3, clip=clip, smoothness=facts, optimizer=Optimizer(weight_decay=decay))
@@ -219,12 +221,12 @@ def test_an_ancestor_without_accounting_is_a_failing_premise_of_every_theorem() 
         assert "accounting_proved" in failing(bound)
 
 
-def test_a_sampled_step_without_noise_to_speak_of_is_no_privacy() -> None:
+def test_sampled_steps_of_next_to_no_noise_are_not_private() -> None:
     bound = merged_trajectory(LinearCombination.of_runs([sampled(noise=1e-20), sampled(noise=1e-20)], [0.5, 0.5]))
     assert bound.epsilon(DELTA) == np.inf
 
 
-def test_one_sampled_run_among_many_full_batch_ones() -> None:
+def test_one_sampled_run_among_many_full_batch_ones_has_a_merged_trajectory() -> None:
     """Only the runs that sample double the number of outcomes."""
     runs = [sampled(), *(sgd([1.0], 4.0, adjacency="add_remove") for _ in range(29))]
     assert merged_trajectory(LinearCombination.of_runs(runs, [1 / 30] * 30)).certifies
@@ -304,7 +306,7 @@ def test_many_at_once_refuse_weights_off_the_simplex(name: str, function: Any) -
         function([run], [[1.0], OFF_SIMPLEX[name]])
 
 
-def test_many_at_once_say_what_they_want() -> None:
+def test_many_at_once_refuse_wrong_candidates_and_noise_by_name() -> None:
     with pytest.raises(InvalidInputError, match="candidates\\[0\\]: got a GaussianProfile; accepted: a checkpoint"):
         joint_release_mus([sgd().profile()], [[1.0]])  # type: ignore[list-item]
     with pytest.raises(InvalidInputError, match="candidates: got \\[\\]; accepted: at least one"):
@@ -423,7 +425,7 @@ BAD_COMBINATIONS = {
 
 
 @pytest.mark.parametrize("name", BAD_COMBINATIONS)
-def test_bad_combinations_are_refused(name: str) -> None:
+def test_bad_combinations_are_refused_by_name(name: str) -> None:
     change, message = BAD_COMBINATIONS[name]
     good: dict[str, Any] = dict(checkpoints=(Checkpoint(sgd(), 1), Checkpoint(sgd(), 1)), weights=(0.5, 0.5))
     with pytest.raises(InvalidInputError, match=message):
@@ -435,7 +437,7 @@ def test_runs_of_different_adjacency_are_refused() -> None:
         LinearCombination.of_runs([sgd(), sgd(adjacency="add_remove")], [0.5, 0.5])
 
 
-def test_bad_weight_rows_are_refused() -> None:
+def test_bad_weight_rows_alignments_and_runs_without_steps_are_refused() -> None:
     checkpoints = [Checkpoint(sgd(), 1), Checkpoint(sgd(), 1)]
     with pytest.raises(InvalidInputError, match="weights: got .*rows of 2 numbers"):
         joint_release_mus(checkpoints, [[0.5, 0.25, 0.25]])

@@ -70,13 +70,13 @@ def profile(family: Callable[[float], PrivacyProfile]) -> PrivacyProfile:
     return family(1.0)
 
 
-def test_epsilon_is_safe(profile: PrivacyProfile) -> None:
+def test_delta_at_the_stated_epsilon_is_at_most_the_delta_asked_for(profile: PrivacyProfile) -> None:
     for delta in DELTAS:
         epsilon = profile.epsilon(delta)
         assert np.isinf(epsilon) or profile.delta(epsilon) <= delta
 
 
-def test_epsilon_is_not_wasteful(profile: PrivacyProfile) -> None:
+def test_a_slightly_smaller_epsilon_would_exceed_the_delta_asked_for(profile: PrivacyProfile) -> None:
     for delta in DELTAS:
         epsilon = profile.epsilon(delta)
         if 0 < epsilon < np.inf:
@@ -106,7 +106,7 @@ def test_arrays_agree_with_single_values(profile: PrivacyProfile) -> None:
     np.testing.assert_allclose(np.maximum(plus, minus).ravel(), singles, rtol=1e-12)
 
 
-def test_below_zero_the_other_direction_decides(profile: PrivacyProfile) -> None:
+def test_delta_below_zero_follows_from_the_other_direction(profile: PrivacyProfile) -> None:
     """δ₊(−ε) = 1 − e^{−ε}(1 − δ₋(ε)) for an exact profile; an upper bound may be above, and not far."""
     inside = np.linspace(0.1, 3, 9)
     plus, minus = profile.deltas(-inside)
@@ -128,11 +128,11 @@ def test_composing_with_perfect_privacy_changes_nothing(profile: PrivacyProfile)
             assert together.epsilon(delta) == pytest.approx(profile.epsilon(delta), rel=1e-9)
 
 
-def test_composing_with_a_non_private_model_leaves_nothing(profile: PrivacyProfile) -> None:
+def test_composing_with_a_non_private_model_is_not_private(profile: PrivacyProfile) -> None:
     assert compose([profile, NonPrivateProfile()]).epsilon(1e-5) == np.inf
 
 
-def test_order_does_not_matter(profile: PrivacyProfile) -> None:
+def test_composing_in_any_order_costs_the_same(profile: PrivacyProfile) -> None:
     others = [
         GaussianProfile(0.7),
         LossDistributionProfile.of({SAMPLED: 5}),
@@ -143,7 +143,7 @@ def test_order_does_not_matter(profile: PrivacyProfile) -> None:
     assert one == pytest.approx(another, rel=1e-9)
 
 
-def test_grouping_does_not_matter(profile: PrivacyProfile) -> None:
+def test_composing_in_groups_costs_the_same(profile: PrivacyProfile) -> None:
     first, second = GaussianProfile(0.7), DiscreteProfile.from_points([(0.3, 1e-7)])
     at_once = compose([profile, first, second]).epsilon(1e-5)
     assert compose([compose([profile, first]), second]).epsilon(1e-5) == pytest.approx(at_once, rel=1e-9)
@@ -156,14 +156,14 @@ def test_composing_costs_at_least_each_part(profile: PrivacyProfile) -> None:
     assert together >= max(profile.epsilon(1e-5), other.epsilon(1e-5)) * (1 - 1e-9)
 
 
-def test_a_vertex_of_the_selection_is_that_member(profile: PrivacyProfile) -> None:
+def test_selecting_one_member_for_sure_costs_what_it_costs(profile: PrivacyProfile) -> None:
     members = (GaussianProfile(2.0), profile, GaussianProfile(0.1))
     chosen = SelectionProfile(members, (0.0, 1.0, 0.0))
     for delta in DELTAS:
         assert chosen.epsilon(delta) == profile.epsilon(delta)
 
 
-def test_a_selection_lies_between_its_members(profile: PrivacyProfile) -> None:
+def test_a_selection_costs_between_its_cheapest_and_dearest_member(profile: PrivacyProfile) -> None:
     other = GaussianProfile(0.3)
     mixed = SelectionProfile((profile, other), (0.4, 0.6)).epsilon(1e-5)
     ends = sorted([profile.epsilon(1e-5), other.epsilon(1e-5)])
@@ -171,7 +171,7 @@ def test_a_selection_lies_between_its_members(profile: PrivacyProfile) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if "renyi" not in name])
-def test_renyi_accounting_is_no_tighter(name: str) -> None:
+def test_renyi_accounting_is_never_tighter_than_the_profile(name: str) -> None:
     profile = FAMILIES[name](1.0)
     curve = profile.renyi_divergence(np.array([1.5, 2.0, 4.0, 8.0, 16.0, 32.0]))
     if curve is None:
@@ -189,7 +189,7 @@ def test_delta_outside_its_domain_is_refused(profile: PrivacyProfile, delta: flo
         profile.epsilon(delta)
 
 
-def test_a_divergence_that_is_not_a_number_is_never_small_enough() -> None:
+def test_a_profile_of_nan_deltas_has_infinite_epsilon() -> None:
     class Broken(NonPrivateProfile):
         def deltas(self, epsilon: object) -> tuple[np.ndarray, np.ndarray]:
             nothing = np.full(np.shape(epsilon), np.nan)

@@ -33,7 +33,7 @@ def test_default_orders_are_the_reference_grid(gaussian_values: dict[str, Any]) 
 
 
 @pytest.mark.parametrize("number", range(3))
-def test_single_runs(gaussian_values: dict[str, Any], number: int) -> None:
+def test_single_runs_cost_the_reference_numbers(gaussian_values: dict[str, Any], number: int) -> None:
     case = gaussian_values["cases"][number]
     for run, expected in zip(runs_of(case), case["single"], strict=True):
         profile = run.profile()
@@ -48,7 +48,7 @@ def test_single_runs(gaussian_values: dict[str, Any], number: int) -> None:
 
 
 @pytest.mark.parametrize("number", range(3))
-def test_random_selection(gaussian_values: dict[str, Any], number: int) -> None:
+def test_random_selections_cost_the_reference_numbers(gaussian_values: dict[str, Any], number: int) -> None:
     case = gaussian_values["cases"][number]
     members = tuple(run.profile() for run in runs_of(case))
     for expected in case["random_selection"]:
@@ -66,7 +66,9 @@ def test_random_selection(gaussian_values: dict[str, Any], number: int) -> None:
 
 
 @pytest.mark.parametrize("number", range(3))
-def test_linear_combination(gaussian_values: dict[str, Any], number: int) -> None:
+def test_linear_combinations_cost_the_reference_numbers_by_every_theorem(
+    gaussian_values: dict[str, Any], number: int
+) -> None:
     case = gaussian_values["cases"][number]
     for expected in case["linear_combination"]:
         combination = dp.LinearCombination.of_runs(runs_of(case), expected["weights"])
@@ -79,13 +81,13 @@ def test_linear_combination(gaussian_values: dict[str, Any], number: int) -> Non
             assert classic == close(expected[theorem]["epsilon_rdp_classic"]), theorem
 
 
-def test_no_free_lunch(gaussian_values: dict[str, Any]) -> None:
+def test_the_no_free_lunch_limit_equals_the_reference_numbers(gaussian_values: dict[str, Any]) -> None:
     for case in gaussian_values["no_free_lunch"]:
         arguments = {name: value for name, value in case.items() if name != "tv_limit"}
         assert dp.no_free_lunch(**arguments) == close(case["tv_limit"])
 
 
-def test_advanced_composition(gaussian_values: dict[str, Any]) -> None:
+def test_advanced_composition_equals_the_reference_numbers(gaussian_values: dict[str, Any]) -> None:
     for case in gaussian_values["advanced_composition"]:
         epsilon, delta = dp.advanced_composition(case["epsilon"], case["delta"], case["count"], case["delta_slack"])
         assert epsilon == close(case["composed_epsilon"])
@@ -93,7 +95,9 @@ def test_advanced_composition(gaussian_values: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("number", range(10))
-def test_hidden_state(hidden_state_values: list[dict[str, Any]], number: int) -> None:
+def test_hidden_state_bounds_equal_the_reference_numbers(
+    hidden_state_values: list[dict[str, Any]], number: int
+) -> None:
     case = hidden_state_values[number]
     adjacency = "replace_one" if case["k"] == 2 else "add_remove"
     runs = [

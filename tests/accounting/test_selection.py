@@ -36,7 +36,9 @@ def selections(draw: st.DrawFn) -> tuple[list[float], list[float]]:
 
 
 @given(selections(), st.sampled_from([1e-3, 1e-5, 1e-9]))
-def test_selection_of_gaussians_against_fifty_digits(case: tuple[list[float], list[float]], delta: float) -> None:
+def test_selection_of_gaussians_is_never_below_fifty_digits(
+    case: tuple[list[float], list[float]], delta: float
+) -> None:
     members, probabilities = case
     profile = SelectionProfile(tuple(map(GaussianProfile, members)), tuple(probabilities))
     epsilon = profile.epsilon(delta)
@@ -116,7 +118,7 @@ def test_a_non_private_member_needs_a_probability_below_delta() -> None:
     assert many[2] == pytest.approx(GaussianProfile(0.5).epsilon(1e-5), rel=1e-8)
 
 
-def test_a_mass_of_exactly_delta_at_infinity_leaves_nothing() -> None:
+def test_a_non_private_member_of_probability_delta_is_not_private() -> None:
     members = (GaussianProfile(1.0), NonPrivateProfile())
     assert SelectionProfile(members, (1 - 1e-5, 1e-5)).epsilon(1e-5) == np.inf
     assert selection_epsilons(members, [[1 - 1e-5, 1e-5]], 1e-5)[0] == np.inf

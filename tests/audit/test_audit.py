@@ -79,7 +79,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "too few trials": ({"trials": 10}, "an integer from 100 to 50000000"),
     "a confidence of 1": ({"confidence": 1.0}, r"a number in \[0.5, 1\)"),
     "a negative seed": ({"seed": -1}, "an integer from 0 to 4294967295"),
-    "power beside trials": ({"power": 0.9, "trials": TRIALS}, "nothing beside"),
+    "power beside trials": ({"power": 0.9, "trials": TRIALS}, "the number of trials is given already"),
     "a power of 1": ({"power": 1.0}, "power"),
     "a portfolio beside a plan": ({"portfolio": EXAMPLE}, "a plan knows the portfolio it was made of"),
 }
@@ -93,7 +93,7 @@ def test_bad_settings_are_refused(what: str, plan: dpm.Plan) -> None:
 
 
 def test_a_plans_file_needs_its_portfolio_and_a_release_none(made: Path) -> None:
-    with pytest.raises(dpm.errors.InvalidInputError, match="--portfolio DIR: a plan names runs"):
+    with pytest.raises(dpm.errors.InvalidInputError, match="a plan names runs, and does not say how they were trained"):
         audit(made / "plan.json")
     with pytest.raises(dpm.errors.InvalidInputError, match="a certificate says itself what it was made of"):
         audit(made / "out", portfolio=EXAMPLE)

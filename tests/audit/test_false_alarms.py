@@ -18,8 +18,7 @@ from dpmerge.auditing.attacks import Attack
 from dpmerge.auditing.counting_estimator import clopper_pearson, epsilon_from_rates
 from dpmerge.auditing.estimate import estimate_delta, estimate_epsilon
 from dpmerge.auditing.gaussian_estimator import gaussian_delta, gaussian_epsilon, mixture_epsilon, mu_interval
-from dpmerge.auditing.one_run import one_run_epsilon, one_run_f_dp_epsilon, one_run_guesses
-from dpmerge.auditing.thresholds import all_thresholds, all_thresholds_delta, split_threshold, split_threshold_delta
+from reproduction.one_run import one_run_epsilon, one_run_f_dp_epsilon, one_run_guesses
 
 REPETITIONS = 200
 CONFIDENCE = 0.95
@@ -44,16 +43,6 @@ def of_epsilon(attack: Attack, trials: int) -> Bound:
 
 def of_delta(attack: Attack, epsilon: float, trials: int) -> Bound:
     return lambda seed: estimate_delta(attack, epsilon=epsilon, trials=trials, confidence=CONFIDENCE, seed=seed).bound
-
-
-def of_all(attack: Attack, trials: int) -> Bound:
-    return lambda seed: all_thresholds(*scores(attack, trials, seed), delta=DELTA, confidence=CONFIDENCE)
-
-
-def of_split(attack: Attack, trials: int) -> Bound:
-    return lambda seed: split_threshold(
-        *scores(attack, trials, seed), delta=DELTA, confidence=CONFIDENCE, rng=np.random.default_rng([seed, 1])
-    )
 
 
 def one_run(seed: int) -> tuple[int, int]:
@@ -90,24 +79,6 @@ ESTIMATORS: dict[str, tuple[Bound, float]] = {
     "counting, pilot": (of_epsilon(randomised_response(2.0), 2000), RESPONSE),
     "counting, pilot, any threshold": (of_epsilon(laplace(1.0), 2000), 1.0),
     "counting, delta": (of_delta(randomised_response(1.0, 0.3), 1.0, 1000), 0.3),
-    "all thresholds": (of_all(randomised_response(2.0), 2000), RESPONSE),
-    "all thresholds, any threshold": (of_all(laplace(1.0), 2000), 1.0),
-    "all thresholds, delta": (
-        lambda seed: all_thresholds_delta(
-            *scores(randomised_response(1.0, 0.3), 1000, seed), epsilon=1.0, confidence=CONFIDENCE
-        ),
-        0.3,
-    ),
-    "split": (of_split(laplace(1.0), 2000), 1.0),
-    "split, delta": (
-        lambda seed: split_threshold_delta(
-            *scores(randomised_response(1.0, 0.3), 1000, seed),
-            epsilon=1.0,
-            confidence=CONFIDENCE,
-            rng=np.random.default_rng([seed, 1]),
-        ),
-        0.3,
-    ),
     "one run": (lambda seed: shown(one_run(seed), one_run_epsilon), 1.5),
     "one run, f-DP": (lambda seed: shown(one_gaussian_run(seed), one_run_f_dp_epsilon), gaussian_epsilon(2.0, DELTA)),
 }

@@ -45,9 +45,9 @@ def test_a_scenario_of_another_package_is_found_and_chosen_by_name(monkeypatch: 
     [
         ("broken", "no_such_package:SCENARIO", "no_such_package:SCENARIO, which cannot be loaded: No module named"),
         ("broken", "dpmerge.auditing.logistic_scenarios:NONE", "which cannot be loaded"),
-        ("misnamed", "dpmerge.auditing.logistic_scenarios:LOGISTIC", "a scenario of this name"),
-        ("number", "dpmerge.auditing.logistic_scenarios:FEATURE", "a scenario of this name"),
-        ("logistic", "dpmerge.auditing.logistic_scenarios:LOGISTIC", "one installed package that offers it"),
+        ("misnamed", "dpmerge.auditing.logistic_scenarios:LOGISTIC", "which has another name or no `play`"),
+        ("number", "dpmerge.auditing.logistic_scenarios:FEATURE", "which has another name or no `play`"),
+        ("logistic", "dpmerge.auditing.logistic_scenarios:LOGISTIC", "two installed packages offer 'logistic'"),
     ],
 )
 def test_an_entry_point_that_offers_no_scenario_is_refused(

@@ -28,12 +28,12 @@ from dpmerge.auditing.threat_models import (
     merged_output,
     revealed,
     selected,
-    selected_hidden,
     together,
     trained,
     trained_output,
 )
 from dpmerge.errors import InvalidInputError
+from reproduction.scenarios.hidden_draw import selected_hidden
 
 SURE = 1 - 1e-6
 WORLDS = (False, True)

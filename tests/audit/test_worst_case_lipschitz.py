@@ -180,11 +180,11 @@ def test_a_common_map_for_runs_of_unequal_length_is_refused() -> None:
 
 def test_a_common_map_for_a_step_without_noise_is_refused() -> None:
     run = Schedule.of("run", steps=2, noise_multiplier=[1.0, 0.0], adjacency="add_remove")
-    with pytest.raises(InvalidInputError, match="noise at every step"):
+    with pytest.raises(InvalidInputError, match="a step without noise leaves nothing to even out"):
         even([(run, 2, 1.0)])
 
 
 def test_factors_of_a_run_without_stated_stretches_are_refused() -> None:
     run = Schedule.of("run", steps=2, noise_multiplier=1.0, adjacency="add_remove")
-    with pytest.raises(InvalidInputError, match="run.stretches: got nothing"):
+    with pytest.raises(InvalidInputError, match="run.stretches: nobody says how far an update may pull"):
         worst([(run, 2, 1.0)], 0.0)

@@ -271,7 +271,10 @@ def test_the_removed_verb_reproduce_says_where_the_experiments_are() -> None:
 
 BAD = {
     "neither a release nor a scenario": ([], "accepted: a plan or a release, or --scenario NAME"),
-    "a plan without its portfolio": (["combine.json"], "--portfolio DIR: a plan names runs"),
+    "a plan without its portfolio": (
+        ["combine.json"],
+        "a plan names runs, and does not say how they were trained; say where they are (--portfolio DIR)",
+    ),
     "a folder without a certificate": (["mnist"], "a release's folder or its certificate"),
     "a file that is not there": (["nowhere.json", "--portfolio", "mnist"], "No such file"),
     "too few trials": (["combine.json", "--portfolio", "mnist", "--trials", 10], "an integer from 100 to 50000000"),
@@ -281,7 +284,7 @@ BAD = {
     "a power of 1": (["combine.json", "--portfolio", "mnist", "--power", 1], "power"),
     "power beside trials": (
         ["combine.json", "--portfolio", "mnist", "--power", 0.9, "--trials", 1000],
-        "nothing beside",
+        "the number of trials is given already",
     ),
     "a picture nobody can draw": (["combine.json", "--portfolio", "mnist", "--picture", "x.gif"], "ends in .png"),
     "a picture in no folder": (

@@ -104,7 +104,7 @@ def test_sampled_runs_show_every_prefix(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere"], "nowhere: path: got no such folder; accepted: a folder of runs, or a portfolio.yaml"),
+        (["nowhere"], "nowhere: there is no such folder; needed: a folder of runs, or a portfolio.yaml"),
         ([EXAMPLES / "probe", "--delta", "2"], "delta: got 2.0; accepted: a number strictly between 0 and 1"),
         ([EXAMPLES / "probe", "--allow", "all"], "allow: got 'all'; accepted: different_initial_weights"),
     ],
@@ -134,7 +134,7 @@ def test_the_text_of_an_inspection_is_its_tables() -> None:
 
 def test_a_loaded_portfolio_is_not_loaded_otherwise_by_inspect() -> None:
     loaded = Portfolio.load(EXAMPLES / "probe", contents=False)
-    with pytest.raises(InvalidInputError, match="one that is loaded has its own"):
+    with pytest.raises(InvalidInputError, match="it is loaded already, with headers_only and allow of its own"):
         inspect(loaded, headers_only=True)
-    with pytest.raises(InvalidInputError, match="one that is loaded has its own"):
+    with pytest.raises(InvalidInputError, match="it is loaded already, with headers_only and allow of its own"):
         inspect(loaded, allow=["different_frozen_tensors"])

@@ -271,7 +271,9 @@ INVALID_DRAFTS = {
     "sgd without momentum": (changed(SGD, ("momentum: 0, ", "")), "mechanism.optimizer.momentum: missing; write"),
     "sgd without weight decay": (changed(SGD, (", weight_decay: 0", "")), "optimizer.weight_decay: missing; write"),
     "a no that is text": (changed(SGD, ("nesterov: false", "nesterov: no")), "nesterov: got 'no'; accepted: true"),
-    "a checkpoint of the start": (PAIR + changed(KEPT, ("step: 1", "step: 0")), "checkpoints[0].files: got model"),
+    "a checkpoint of the start": (
+        PAIR + changed(KEPT, ("step: 1", "step: 0")), "checkpoints[0].files: model.safetensors: No such file",
+    ),
     "a parent at step 0": (
         changed(PAIR, ("start: random", "start: private, run: a, step: 0")), "ancestry.step: got 0; accepted: an",
     ),

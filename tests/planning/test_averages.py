@@ -65,7 +65,7 @@ def test_the_front_is_every_average_that_no_other_beats(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_each_point_is_what_its_support_says(seed: int) -> None:
+def test_each_point_has_the_cost_and_precision_of_its_support(seed: int) -> None:
     rng = np.random.default_rng([7, seed])
     runs = random_runs(rng, 4)
     found = front_of(portfolio(runs))
@@ -80,7 +80,7 @@ def test_each_point_is_what_its_support_says(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_within_is_the_most_precise_that_fits(seed: int) -> None:
+def test_within_finds_the_most_precise_average_that_fits(seed: int) -> None:
     rng = np.random.default_rng([8, seed])
     runs = random_runs(rng, 3)
     found, everything = front_of(portfolio(runs)), points(prefixes(runs))
@@ -93,7 +93,7 @@ def test_within_is_the_most_precise_that_fits(seed: int) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 12])
-def test_equal_runs_are_averaged_first_come_first_served(count: int) -> None:
+def test_equal_runs_are_averaged_in_their_order_with_equal_weights(count: int) -> None:
     found = front_of(ladder(count))
     assert len(found) == count
     for k in range(1, count + 1):
@@ -125,7 +125,7 @@ def test_the_thinned_front_is_nearly_as_good() -> None:
         assert found.precisions[place] >= precision * (1 - 1e-9)
 
 
-def test_the_cheapest_checkpoint_is_always_there() -> None:
+def test_the_front_begins_with_the_cheapest_checkpoint() -> None:
     rng = np.random.default_rng(4)
     for _ in range(5):
         runs = random_runs(rng, 12)
@@ -172,7 +172,7 @@ def test_checkpoints_of_one_run_share_their_noise() -> None:
     assert found == pytest.approx(variance / travelled**2, rel=1e-12)
 
 
-def test_precision_weights() -> None:
+def test_precision_weights_are_in_proportion_to_distance_over_variance() -> None:
     assert precision_weights([NoisePrediction(1.0, 4.0), NoisePrediction(2.0, 4.0)]) == pytest.approx([1 / 3, 2 / 3])
     assert precision_weights(
         [NoisePrediction(1.0, 0.0), NoisePrediction(2.0, 4.0), NoisePrediction(1.0, 0.0)]

@@ -97,7 +97,7 @@ def targets(rng: np.random.Generator, runs: Runs, count: int, delta: float = DEL
 
 @pytest.mark.parametrize("delta", [1e-12, 1e-5, 0.4])
 @pytest.mark.parametrize("seed", range(10))
-def test_selection_of_gaussian_checkpoints_is_the_best_pair(seed: int, delta: float) -> None:
+def test_selection_of_gaussian_checkpoints_finds_the_best_pair(seed: int, delta: float) -> None:
     rng = np.random.default_rng([1, seed])
     runs = gaussian_runs(rng, adjacency=str(rng.choice(["replace_one", "add_remove"])))
     made, known = portfolio(runs), every(runs)
@@ -113,7 +113,7 @@ def test_selection_of_gaussian_checkpoints_is_the_best_pair(seed: int, delta: fl
 
 @pytest.mark.parametrize("delta", [1e-12, 1e-5, 0.4])
 @pytest.mark.parametrize("seed", range(5))
-def test_renyi_selection_of_gaussian_checkpoints_is_the_best_pair(seed: int, delta: float) -> None:
+def test_renyi_selection_of_gaussian_checkpoints_finds_the_best_pair(seed: int, delta: float) -> None:
     rng = np.random.default_rng([2, seed])
     runs = gaussian_runs(rng)
     made, known = portfolio(runs), every(runs)
@@ -134,7 +134,7 @@ def test_renyi_selection_of_gaussian_checkpoints_is_the_best_pair(seed: int, del
 
 
 @pytest.mark.parametrize("epsilon", [1.6, 2.2])
-def test_selection_of_sampled_checkpoints_is_the_best_vertex(epsilon: float) -> None:
+def test_selection_of_sampled_checkpoints_finds_the_best_vertex(epsilon: float) -> None:
     """Poisson sampling under add_remove: the two directions are two constraints."""
     documents = {
         "a": run_document("a", noise_multiplier=0.9, steps=9, sampling_rate=0.04, adjacency="add_remove"),
@@ -359,7 +359,7 @@ def ratio(found: Plan) -> float:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_plans_of_random_portfolios(kind: str) -> None:
+def test_plans_of_random_portfolios_are_sound_and_mix_is_the_best(kind: str) -> None:
     """Twenty portfolios of each kind: sound, mix at least as good as the others, auto as documented."""
     rng = np.random.default_rng([5, KINDS.index(kind)])
     theorems = set()
@@ -404,7 +404,7 @@ def check_methods(drawn: Drawn, goal: Guarantee, accounting: Any) -> set[str]:
 
 @pytest.mark.parametrize("theorem", ["joint_release", "last_step", "hidden_state", "merged_trajectory"])
 @pytest.mark.parametrize("accounting", ["pld", "rdp"])
-def test_a_theorem_asked_for_by_name(theorem: Any, accounting: Any) -> None:
+def test_a_theorem_asked_for_by_name_is_the_one_used(theorem: Any, accounting: Any) -> None:
     rng = np.random.default_rng([6, len(theorem)])
     for kind in ("smooth", "aggregate", "one_step", "momentum"):
         for _ in range(4):
@@ -442,7 +442,7 @@ def test_smooth_models_reach_any_target(share: float, accounting: Any) -> None:
     ("method", "adjacency"),
     [("select", "add_remove"), ("combine", "add_remove"), ("mix", "add_remove"), ("auto", "replace_one")],
 )
-def test_sampled_portfolios(method: Any, adjacency: str) -> None:
+def test_plans_of_sampled_runs_stay_within_delta_both_ways(method: Any, adjacency: str) -> None:
     """Poisson batches: δ both ways of every candidate, asked of the exposure's own profile."""
     runs: Runs = {}
     for name, noise, rate in (("a", 1.2, 0.05), ("b", 0.9, 0.03)):
@@ -460,7 +460,7 @@ def test_sampled_portfolios(method: Any, adjacency: str) -> None:
     assert found.guarantee.epsilon <= goal.epsilon
 
 
-def test_sampled_and_smooth_runs_together() -> None:
+def test_a_sampled_run_beside_a_smooth_one_never_makes_a_plan_worse() -> None:
     """One sampled run makes two constraints of one; a full-batch run with release noise has scores far apart."""
     runs: Runs = {
         "a": (run_document("a", noise_multiplier=1.0, steps=6, sampling_rate=0.05, adjacency="add_remove"), [6]),
@@ -479,7 +479,7 @@ def test_sampled_and_smooth_runs_together() -> None:
 
 @pytest.mark.parametrize("smooth", [False, True])
 @pytest.mark.parametrize("method", ["select", "combine", "mix", "auto"])
-def test_above_the_joint_release(method: Any, smooth: bool) -> None:
+def test_a_target_above_the_joint_release_lets_averages_use_every_run_to_its_end(method: Any, smooth: bool) -> None:
     """At constant rates a later checkpoint is always better, and another run too: everything is used."""
     rng = np.random.default_rng(12)
     for _ in range(6):
@@ -511,7 +511,7 @@ def test_above_the_joint_release(method: Any, smooth: bool) -> None:
 
 @pytest.mark.parametrize("accounting", ["pld", "rdp"])
 @pytest.mark.parametrize("method", ["select", "combine", "mix", "auto"])
-def test_out_of_reach_names_what_is_within(method: Any, accounting: Any) -> None:
+def test_a_target_out_of_reach_is_refused_with_the_smallest_that_can_be_planned(method: Any, accounting: Any) -> None:
     rng = np.random.default_rng(13)
     for _ in range(6):
         runs = gaussian_runs(rng)
@@ -535,7 +535,7 @@ def test_out_of_reach_names_what_is_within(method: Any, accounting: Any) -> None
 
 
 @pytest.mark.parametrize("method", ["select", "combine", "mix", "auto"])
-def test_what_is_named_as_within_reach_can_be_planned(method: Any) -> None:
+def test_the_smallest_target_named_can_be_planned_where_noise_is_unknown(method: Any) -> None:
     """The most private model is one whose noise nobody recorded."""
     history = manifest("h", mechanism=replaced(HISTORY, "blocks", 0, "noise_multiplier", to=500.0))
     made = portfolio({"h": (history, (4,)), "a": (run_document("a", noise_multiplier=30.0), (20,))})
@@ -641,7 +641,7 @@ def test_odd_portfolios_are_planned_or_refused(name: str) -> None:
 
 @pytest.mark.parametrize("objective", ["noise", "saturate"])
 @pytest.mark.parametrize("theorem", ["auto", "joint_release", "last_step", "hidden_state", "merged_trajectory"])
-def test_odd_portfolios_by_every_theorem_and_objective(theorem: Any, objective: Any) -> None:
+def test_odd_portfolios_meet_their_target_by_every_theorem_and_objective(theorem: Any, objective: Any) -> None:
     for made in odd_portfolios().values():
         for epsilon, delta in ((0.3, 1e-5), (4.0, 1e-5)):
             try:
@@ -653,7 +653,7 @@ def test_odd_portfolios_by_every_theorem_and_objective(theorem: Any, objective: 
 
 @pytest.mark.parametrize("method", ["select", "combine", "mix", "auto"])
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_delta_at_which_every_model_costs_nothing(count: int, method: Any) -> None:
+def test_a_delta_at_which_every_model_costs_nothing_lets_averages_use_all_of_them(count: int, method: Any) -> None:
     """δ = 0.4: by it alone every model here is private, at ε = 0."""
     found = plan(ladder(count), target(1.0, 0.4), method=method)
     assert found.guarantee.epsilon <= 1.0
@@ -697,7 +697,7 @@ def require_within(found: Plan) -> None:
         assert bound.certifies == candidate.proved
 
 
-def test_a_child_costs_its_parent_too() -> None:
+def test_a_child_is_charged_with_its_parents_steps() -> None:
     """b started from a@10: releasing b@10 costs ten steps of a as well, b@10 and a@20 twenty of them."""
     made = with_parent()
     parent = prefix(run_document("a", noise_multiplier=60.0), 10).squared_mu
@@ -728,7 +728,7 @@ def test_a_child_costs_its_parent_too() -> None:
             assert mixture_delta(mus, found.probabilities, float(epsilon)) <= DELTA
 
 
-def test_everything_in_a_portfolio_is_a_mechanism_of_its_own() -> None:
+def test_runs_of_equal_settings_share_no_exposure() -> None:
     """Twelve runs of identical settings are twelve runs: no two share an exposure."""
     made = ladder(12)
     assert len({id(run.mechanism) for run in made.runs}) == 12

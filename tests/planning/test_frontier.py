@@ -42,7 +42,7 @@ def utilities(analysis: Analysis, name: str) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["predicted", "measured"])
-def test_frontiers_are_in_the_right_order(kind: str, request: pytest.FixtureRequest) -> None:
+def test_a_stronger_method_or_accounting_is_nowhere_worse(kind: str, request: pytest.FixtureRequest) -> None:
     analysis = request.getfixturevalue(kind)
     for better, worse in (
         ("random selection, PLD", "random selection, RDP"),
@@ -86,7 +86,7 @@ def test_input_models_are_as_inspect_shows_them(mnist: Portfolio, measured: Anal
 
 
 @pytest.mark.parametrize("theorem", ["auto", "joint_release", "last_step", "merged_trajectory"])
-def test_a_face_is_what_account_says(mnist: Portfolio, theorem: Any) -> None:
+def test_a_face_holds_the_costs_of_its_weights(mnist: Portfolio, theorem: Any) -> None:
     known = usable_checkpoints(mnist, DELTA)
     three = [known[name] for name in ("c2-s32@20", "c4-s32@20", "c2-s64@20")]
     swept = face(known, three, theorem=theorem, resolution=10)
@@ -150,12 +150,12 @@ def test_one_run_has_a_frontier_without_faces() -> None:
 
 
 @pytest.mark.parametrize("targets", [0, 1, 1000, 2.5])
-def test_a_senseless_number_of_targets(targets: Any) -> None:
+def test_a_senseless_number_of_targets_is_refused(targets: Any) -> None:
     with pytest.raises(InvalidInputError, match="targets"):
         frontier(ladder(2), DELTA, targets=targets)
 
 
 @pytest.mark.parametrize("names", [["run-1@20"], ["run-1@20", "run-1@20"], ["run-1@20"] * 4, ["run-9@20", "run-1@20"]])
-def test_a_senseless_face(names: list[str]) -> None:
+def test_a_face_of_too_few_repeated_or_unknown_checkpoints_is_refused(names: list[str]) -> None:
     with pytest.raises(InvalidInputError):
         frontier(ladder(3), DELTA, faces=[names])

@@ -32,12 +32,12 @@ def planned(example: str, epsilon: float) -> Any:
 
 
 @pytest.mark.parametrize(("example", "epsilon"), CASES)
-def test_the_plan_is_what_it_was(example: str, epsilon: float) -> None:
+def test_plans_of_the_examples_are_as_last_read(example: str, epsilon: float) -> None:
     expected = json.loads((GOLDEN / f"{example}-{epsilon}.json").read_text())
     assert differences(planned(example, epsilon), expected) == []
 
 
-def test_a_difference_would_be_seen() -> None:
+def test_a_changed_number_or_theorem_is_found_as_a_difference() -> None:
     expected = json.loads((GOLDEN / "mnist-0.8.json").read_text())
     changed = json.loads(json.dumps(expected))
     changed["guarantee"]["epsilon"] *= 0.999

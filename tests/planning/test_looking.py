@@ -104,14 +104,14 @@ def test_the_best_of_what_was_tried_is_taken(mnist: Portfolio, accuracy: Any) ->
     assert single.chosen_by["evaluations"] == 5
 
 
-def test_a_declared_look_set_must_fit(mnist: Portfolio, accuracy: Any) -> None:
+def test_a_declared_look_set_above_the_target_is_refused_with_its_cost(mnist: Portfolio, accuracy: Any) -> None:
     with pytest.raises(
         TargetOutOfReachError, match=r"the smallest is ε = 1\.18.*\(the look set c2-s32@20, c2-s64@20\)"
     ):
         plan(mnist, TARGET, objective=PublicEvaluation(evaluator=accuracy, look=["c2-s32@20", "c2-s64@20", "c2-s64@8"]))
 
 
-def test_a_later_checkpoint_brings_the_earlier_ones(mnist: Portfolio, accuracy: Any) -> None:
+def test_a_look_set_holds_the_earlier_checkpoints_of_its_runs_too(mnist: Portfolio, accuracy: Any) -> None:
     known = usable_checkpoints(mnist, TARGET.delta)
     look = look_set(known, TARGET, ["c2-s64@12", "c2-s64@20"], "pld")
     assert [checkpoint.name for checkpoint in look.latest] == ["c2-s64@20"]
@@ -119,7 +119,7 @@ def test_a_later_checkpoint_brings_the_earlier_ones(mnist: Portfolio, accuracy: 
 
 
 @pytest.mark.parametrize("theorem", ["last_step", "hidden_state", "merged_trajectory"])
-def test_looking_voids_the_other_theorems(mnist: Portfolio, accuracy: Any, theorem: Any) -> None:
+def test_looking_is_refused_with_any_theorem_but_joint_release(mnist: Portfolio, accuracy: Any, theorem: Any) -> None:
     with pytest.raises(InvalidInputError, match="voids all other theorems"):
         plan(mnist, TARGET, theorem=theorem, objective=PublicEvaluation(evaluator=accuracy))
 
@@ -141,14 +141,14 @@ def test_uncharged_plans_are_marked_everywhere(mnist: Portfolio, accuracy: Any, 
     assert "NOT paid for" in printed.getvalue()
 
 
-def test_uncharged_selection_is_the_linear_program_of_the_scores(mnist: Portfolio, accuracy: Any) -> None:
+def test_uncharged_selection_draws_between_two_models_at_the_target(mnist: Portfolio, accuracy: Any) -> None:
     objective = PublicEvaluation(evaluator=accuracy, tuning="uncharged")
     made = plan(mnist, Guarantee(epsilon=0.2, delta=1e-5), method="select", objective=objective)
     assert len(made.candidates) == 2
     assert made.guarantee.epsilon == pytest.approx(0.2, rel=1e-6)
 
 
-def test_a_private_validation_set_is_charged_by_itself(mnist: Portfolio, accuracy: Any) -> None:
+def test_a_private_validation_set_is_charged_beside_the_training_set(mnist: Portfolio, accuracy: Any) -> None:
     asked: list[int] = []
 
     def right(tensors: Any) -> int:
@@ -176,7 +176,7 @@ def test_a_private_score_that_is_no_count_is_refused_without_naming_it(mnist: Po
     assert str(score) not in str(caught.value)
 
 
-def test_the_exponential_mechanism_has_its_probabilities() -> None:
+def test_the_exponential_mechanism_draws_with_its_exact_probabilities() -> None:
     counts, epsilon = [3, 5, 0], 0.8
     size = 0
 

@@ -157,7 +157,9 @@ def test_no_random_feasible_point_is_better(rows: int) -> None:
         pytest.param([[0.0, 0.5, 1.0], [1.0, 0.5, 0.0]], [0.0, -1.0, 0.0], 0.5, id="degenerate corner"),
     ],
 )
-def test_degenerate_programs(costs: list[list[float]], scores: list[float], limit: float) -> None:
+def test_programs_with_ties_extreme_costs_or_unknown_scores_are_solved_exactly(
+    costs: list[list[float]], scores: list[float], limit: float
+) -> None:
     require_optimal(best_mixture(np.array(costs), np.array(scores), limit), np.array(costs), np.array(scores), limit)
 
 
@@ -175,14 +177,14 @@ def test_the_constraint_holds_up_to_rounding(rows: int) -> None:
 
 
 @pytest.mark.parametrize("worst", [1e3, 1e6, 1e9, 1e12])
-def test_a_hopeless_candidate_does_not_blur_the_others(worst: float) -> None:
+def test_a_useless_candidate_does_not_spoil_the_precision_of_the_others(worst: float) -> None:
     """Two directions; of three candidates one is nearly free and nearly useless: the other two still mix exactly."""
     costs = np.array([[1e-6, 0.9, 1.1], [2e-6, 0.5, 0.9]])
     scores = np.array([-worst, -1.2, -1.0])
     require_optimal(best_mixture(costs, scores, 1.0), costs, scores, 1.0)
 
 
-def test_scores_over_sixteen_orders_of_magnitude() -> None:
+def test_scores_over_sixteen_orders_of_magnitude_are_solved_exactly() -> None:
     """Two directions; the best mixes the third and the fourth, whatever the first scores."""
     costs = np.array(
         [
@@ -195,7 +197,7 @@ def test_scores_over_sixteen_orders_of_magnitude() -> None:
 
 
 @pytest.mark.parametrize("spread", [2.0, 5.0, 9.0])
-def test_better_is_dearer_over_many_orders_of_magnitude(spread: float) -> None:
+def test_programs_in_which_better_costs_more_by_orders_of_magnitude_are_solved_exactly(spread: float) -> None:
     """As in a portfolio: the noisier the more private, both directions nearly alike."""
     rng = np.random.default_rng(int(spread))
     for _ in range(100):
@@ -213,7 +215,7 @@ def test_a_draw_that_gains_nothing_is_not_made() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_whole_units_keep_every_constraint(seed: int) -> None:
+def test_whole_units_sum_to_one_and_raise_only_the_cheapest_share(seed: int) -> None:
     """Rounded down but for the cheapest, no row of costs can grow if one candidate is the cheapest in all of them."""
     rng = np.random.default_rng(seed)
     for _ in range(100):
@@ -239,7 +241,7 @@ def renyi_case(rng: np.random.Generator) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_renyi_programs_take_the_best_of_all_orders(seed: int) -> None:
+def test_renyi_programs_find_the_best_over_all_orders(seed: int) -> None:
     rng = np.random.default_rng([3, seed])
     solved = 0
     for _ in range(12):
@@ -279,7 +281,9 @@ def test_renyi_programs_take_the_best_of_all_orders(seed: int) -> None:
         pytest.param([1e-3, 1e-3], [math.nan, math.nan], id="no known score"),
     ],
 )
-def test_degenerate_renyi_programs(values: list[float], scores: list[float]) -> None:
+def test_renyi_programs_never_draw_unknown_scores_or_unbounded_candidates(
+    values: list[float], scores: list[float]
+) -> None:
     curves = np.repeat(np.array(values)[:, None], DEFAULT_ORDERS.size, axis=1)
     found = best_renyi_mixture(curves, np.array(scores), 1.0, 1e-5, DEFAULT_ORDERS)
     usable = [i for i in range(2) if values[i] < 0.5 and not math.isnan(scores[i])]
@@ -296,7 +300,7 @@ def test_degenerate_renyi_programs(values: list[float], scores: list[float]) -> 
     assert all(math.isfinite(values[i]) for i in shares)
 
 
-def test_every_pair_of_a_small_grid() -> None:
+def test_every_program_on_a_small_grid_is_solved_exactly() -> None:
     """All programs with costs and scores on a grid of a few values: every kind of tie there is."""
     grid = (0.0, 0.25, 0.5, 1.0)
     for costs, scores in itertools.product(

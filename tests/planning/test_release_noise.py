@@ -36,7 +36,7 @@ def test_the_least_noise_is_enough_and_hardly_more(schedule: str) -> None:
     assert np.all(linear_mus(checkpoints, rows, noise) <= reached * (1 + 1e-9))
 
 
-def test_no_noise_is_enough_for_nothing_at_all() -> None:
+def test_an_unreachable_cost_takes_infinite_noise_or_noise_that_is_enough() -> None:
     smooth = ladder(1, smooth=True)
     weightings = Weightings((usable_checkpoints(smooth, 1e-5).checkpoints[0].prefix,), "hidden_state")
     noise = weightings.least_release_noise(np.ones((2, 1)), np.array([1e-40, 1e-3]))

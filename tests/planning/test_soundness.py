@@ -65,7 +65,7 @@ def test_runs_of_unknown_noise_are_never_averaged_with_others(method: Any, objec
         assert runs == {"b"} or "b" not in runs
 
 
-def test_a_look_set_has_a_joint_cost() -> None:
+def test_a_look_set_without_a_joint_cost_is_refused() -> None:
     known = usable_checkpoints(of_unknown_noise(), DELTA)
     look = look_set(known, target(1.0), None, "pld")
     assert look.exposure.profile().epsilon(DELTA) <= 1.0
@@ -122,13 +122,13 @@ def recipe_of(document: dict[str, Any]) -> Recipe:
     return Recipe.of(document["weights"], release_noise=document["release_noise"])
 
 
-def test_scores_in_a_report_come_with_a_warning(probe: dpm.Portfolio) -> None:
+def test_an_analysis_with_scores_warns_of_choosing_by_looking(probe: dpm.Portfolio) -> None:
     evaluator = f"linear:{EXAMPLES / 'probe' / 'public.npz'}"
     found: Analysis = frontier(probe, DELTA, targets=3, evaluator=evaluator, evaluations=30)
     assert "choose by looking" in found.caveats[0]
 
 
-def test_a_failing_premise_is_not_talked_over(mnist: dpm.Portfolio) -> None:
+def test_a_failing_premise_is_not_hidden_by_one_of_its_name_that_holds(mnist: dpm.Portfolio) -> None:
     made = dpm.plan(mnist, target(0.5), method="mix")
     first, second = made.candidates
     words = "nobody: it fails"
@@ -168,7 +168,7 @@ def test_what_goes_wrong_on_a_private_set_is_not_repeated(probe: dpm.Portfolio, 
     assert not any("75" in text for text in seen)
 
 
-def test_a_person_in_both_sets_is_covered(probe: dpm.Portfolio) -> None:
+def test_a_person_in_both_sets_is_charged_for_both(probe: dpm.Portfolio) -> None:
     with pytest.raises(InvalidInputError, match="less than the target's 0.5"):
         dpm.plan(probe, target(0.5), objective=dpm.PrivateValidation(evaluator=lambda _: 1, epsilon=0.6))
     made = dpm.plan(probe, target(0.5), objective=dpm.PrivateValidation(evaluator=lambda _: 1, epsilon=0.2))
@@ -187,14 +187,14 @@ def test_counts_may_come_from_the_ready_made_classifier(probe: dpm.Portfolio) ->
 
 @pytest.mark.parametrize("method", ["auto", "select", "combine", "mix"])
 @pytest.mark.parametrize("count", [1, 2])
-def test_models_that_cost_nothing_at_a_large_delta(method: Any, count: int) -> None:
+def test_models_that_cost_nothing_at_a_large_delta_are_planned_at_epsilon_zero(method: Any, count: int) -> None:
     made = dpm.plan(ladder(count), target(1.0, 0.4), method=method)
     assert made.guarantee.epsilon == 0
     assert frontier(ladder(count), 0.4, targets=2).models
 
 
 @pytest.mark.parametrize("epsilon", [0.02, 0.05, 0.2, 0.5])
-def test_release_noise_by_renyi_divergence(epsilon: float) -> None:
+def test_release_noise_by_renyi_divergence_meets_the_target(epsilon: float) -> None:
     smooth = ladder(1, smooth=True)
     plans = {m: dpm.plan(smooth, target(epsilon), method=m, accounting="rdp") for m in ("auto", "combine", "mix")}  # type: ignore[arg-type]
     assert {made.guarantee.epsilon <= epsilon for made in plans.values()} == {True}
@@ -202,7 +202,7 @@ def test_release_noise_by_renyi_divergence(epsilon: float) -> None:
 
 
 @pytest.mark.parametrize("epsilon", [1e-308, 1e-25, 1e-6])
-def test_absurdly_small_targets_end_in_an_answer(epsilon: float) -> None:
+def test_absurdly_small_targets_are_met_or_refused(epsilon: float) -> None:
     try:
         made = dpm.plan(ladder(1, smooth=True), target(epsilon))
     except (TargetOutOfReachError, NoGuaranteeError):
@@ -233,7 +233,7 @@ def test_a_theorem_asked_for_covers_single_checkpoints_too(theorem: Any) -> None
         dpm.plan(smooth, target(1e-4 if theorem != "hidden_state" else 0.0), method="combine", theorem=theorem)
 
 
-def test_runs_without_rates_say_what_would_be_accepted() -> None:
+def test_runs_without_rates_are_refused_with_the_objectives_that_need_none() -> None:
     from portfolio.portfolios import HISTORY, manifest
 
     history = portfolio({name: (manifest(name, mechanism=HISTORY), [2, 4]) for name in "ab"})
@@ -261,14 +261,14 @@ def test_a_non_private_run_may_be_drawn_when_asked_for_and_is_marked() -> None:
         dpm.plan(mixed, target(0.6), non_private=["a"])
 
 
-def test_a_plan_reads_well_in_a_notebook(mnist: dpm.Portfolio) -> None:
+def test_the_repr_of_a_plan_is_one_line_with_its_epsilon(mnist: dpm.Portfolio) -> None:
     made = dpm.plan(mnist, target(0.8))
     assert repr(made).startswith("Plan(0.987 × c2-s32@12 + 0.00433 × (ladder-1…3@20); ε = 0.799697 at δ = 1e-05")
     assert len(repr(made)) < 200
     assert "Premises, by who vouches for them" in str(made)
 
 
-def test_a_typing_error_is_answered_with_a_name(mnist: dpm.Portfolio) -> None:
+def test_an_unknown_checkpoint_is_refused_with_a_name_alike(mnist: dpm.Portfolio) -> None:
     with pytest.raises(InvalidInputError, match="such as c2-s64@20"):
         usable_checkpoints(mnist, DELTA)["c2-s64@2"]
 
@@ -286,13 +286,13 @@ def test_nobody_vouches_with_an_empty_name(who: str) -> None:
         dpm.PrivateValidation(evaluator=lambda _: 1, epsilon=0.1, disjoint_vouched_by=who)
 
 
-def test_a_unit_of_several_records_is_charged_for_all_of_them() -> None:
+def test_private_validation_of_units_needs_a_bound_on_their_records() -> None:
     patients = portfolio({"a": (run_document("a", noise_multiplier=64, unit="patient"), [20])})
     with pytest.raises(InvalidInputError, match="records per unit: got nothing; accepted: a bound on how many"):
         dpm.plan(patients, target(1.0), objective=dpm.PrivateValidation(evaluator=lambda _: 1, epsilon=0.1))
 
 
-def test_the_draw_is_gentler_where_a_unit_has_several_records(
+def test_the_draw_spends_epsilon_over_the_records_of_a_unit(
     monkeypatch: pytest.MonkeyPatch, probe: dpm.Portfolio
 ) -> None:
     from dpmerge.planning import private_selection
@@ -335,7 +335,7 @@ def test_a_plan_never_exceeds_its_own_target(epsilon: float) -> None:
 
 
 @pytest.mark.parametrize("evaluations", [1, 9, 40])
-def test_uncharged_plans_by_a_theorem_asked_for_by_name(probe: dpm.Portfolio, evaluations: int) -> None:
+def test_uncharged_plans_by_a_theorem_asked_for_are_not_proved(probe: dpm.Portfolio, evaluations: int) -> None:
     objective = dpm.PublicEvaluation(evaluator=lambda _: 1.0, tuning="uncharged", evaluations=evaluations)
     for method in ("auto", "combine", "mix"):
         try:
@@ -365,7 +365,7 @@ def test_runs_without_rates_have_a_frontier_with_an_evaluator(tmp_path: Path) ->
     assert not np.isnan(found.curves[1].utilities[-1])
 
 
-def test_no_renyi_bound_is_said_to_be_none() -> None:
+def test_a_plan_without_any_renyi_bound_is_refused_with_its_reason() -> None:
     runs = {"a": (run_document("a", noise_multiplier=1.0, steps=4, sampling_rate=0.1), [4])}
     with pytest.raises(NoGuaranteeError, match="No candidate has a finite cost by rdp accounting; use pld"):
         dpm.plan(portfolio(runs), target(3.0), accounting="rdp")
@@ -395,7 +395,7 @@ def test_an_attribute_of_an_evaluator_does_not_multiply_its_counts(
 
 
 @pytest.mark.parametrize("epsilon", [0.3, 0.8, 1.2])
-def test_look_sets_by_renyi_divergence_fit(mnist: dpm.Portfolio, epsilon: float) -> None:
+def test_look_sets_fit_the_target_by_both_accountings(mnist: dpm.Portfolio, epsilon: float) -> None:
     known = usable_checkpoints(mnist, DELTA)
     by_rdp, by_pld = (look_set(known, target(epsilon), None, a) for a in ("rdp", "pld"))  # type: ignore[arg-type]
     assert dp.RenyiProfile.of(by_rdp.exposure.profile()).epsilon(DELTA) <= epsilon

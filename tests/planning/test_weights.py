@@ -120,7 +120,7 @@ def feasible(c: Case, theorem: Any, accounting: Any, target: Guarantee, release_
 
 @pytest.mark.parametrize("accounting", ["pld", "rdp"])
 @pytest.mark.parametrize("theorem", THEOREMS)
-def test_contains_is_the_formula(theorem: str, accounting: str) -> None:
+def test_weights_are_feasible_exactly_where_the_formula_meets_the_target(theorem: str, accounting: str) -> None:
     rng = np.random.default_rng([1, len(theorem), len(accounting), ord(theorem[0])])
     inside = outside = 0
     for _ in range(12):
@@ -148,7 +148,7 @@ def test_contains_is_the_formula(theorem: str, accounting: str) -> None:
         {"weight_decay": 0.1},
     ],
 )
-def test_last_step_with_any_sgd(optimizer: dict[str, Any]) -> None:
+def test_last_step_follows_the_formula_for_any_sgd_or_costs_more(optimizer: dict[str, Any]) -> None:
     rng = np.random.default_rng(len(str(optimizer)))
     for _ in range(10):
         c = random_case(rng, optimizer=optimizer)
@@ -165,7 +165,7 @@ def test_last_step_with_any_sgd(optimizer: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("dimension", [1, 2, 3, 4, 6])
 @pytest.mark.parametrize("resolution", [1, 2, 5, 7])
-def test_lattices_are_complete(dimension: int, resolution: int) -> None:
+def test_a_lattice_holds_every_whole_share_once(dimension: int, resolution: int) -> None:
     rows = lattice(dimension, resolution)
     whole = np.rint(rows * resolution)
     assert np.abs(rows * resolution - whole).max() < 1e-12
@@ -179,7 +179,7 @@ def test_lattices_are_complete(dimension: int, resolution: int) -> None:
 
 
 @pytest.mark.parametrize("theorem", THEOREMS)
-def test_the_feasible_lattice_is_all_that_is_feasible(theorem: str) -> None:
+def test_the_feasible_lattice_holds_exactly_the_feasible_points(theorem: str) -> None:
     rng = np.random.default_rng([2, ord(theorem[0])])
     for _ in range(6):
         c = random_case(rng)
@@ -237,7 +237,7 @@ def test_a_boundary_is_the_last_feasible_point(theorem: str, accounting: str) ->
 
 
 @pytest.mark.parametrize("accounting", ["pld", "rdp"])
-def test_joint_release_jumps_where_a_run_enters(accounting: str) -> None:
+def test_no_step_is_taken_towards_a_run_that_does_not_fit_beside_the_first(accounting: str) -> None:
     """Two runs that fit one at a time and not together: no step can be taken."""
     c = case([([1.0] * 4, 20.0, 1.0), ([1.0] * 4, 21.0, 1.0), ([1.0] * 4, 100.0, 1.0)])
     alone, both = c.mu("joint_release", [1, 0, 0]), c.mu("joint_release", [1, 1, 0])
@@ -265,7 +265,7 @@ def test_nothing_before_a_boundary_is_infeasible(theorem: str, noise: float) -> 
     assert point[1] < peak[1], "the way to the boundary leads through weights that do not meet the target"
 
 
-def test_a_boundary_from_outside_is_refused() -> None:
+def test_a_boundary_from_infeasible_weights_is_refused() -> None:
     c = case([([1.0] * 4, 20.0, 1.0), ([1.0] * 4, 200.0, 1.0)])
     target = target_between(
         np.random.default_rng(1), [c.mu("joint_release", [0, 1]), c.mu("joint_release", [1, 0])], "pld"
@@ -277,7 +277,7 @@ def test_a_boundary_from_outside_is_refused() -> None:
 @pytest.mark.parametrize("accounting", ["pld", "rdp"])
 @pytest.mark.parametrize("epsilon", [1e-6, 1e-2, 1.0, 30.0, 500.0])
 @pytest.mark.parametrize("delta", [1e-300, 1e-12, 1e-5, 0.4])
-def test_the_budget_is_the_largest_mu(accounting: Any, epsilon: float, delta: float) -> None:
+def test_the_budget_meets_the_target_and_a_little_more_does_not(accounting: Any, epsilon: float, delta: float) -> None:
     target = Guarantee(epsilon=epsilon, delta=delta)
     budget = mu_budget(target, accounting)
     assert budget >= 0
@@ -286,7 +286,7 @@ def test_the_budget_is_the_largest_mu(accounting: Any, epsilon: float, delta: fl
     assert not meets(max(budget, 1e-9) * (1 + 1e-7), target, accounting)
 
 
-def test_runs_without_steps_are_known_to_joint_release_only() -> None:
+def test_runs_without_steps_are_refused_by_all_theorems_but_joint_release() -> None:
     curve = RenyiMechanism(orders=(2.0, 4.0), values=(0.01, 0.02), adjacency=Adjacency.REPLACE_ONE)
     c = case([([1.0] * 4, 50.0, 1.0)])
     checkpoints = (Checkpoint(curve, 1), c.checkpoints[0])
@@ -298,7 +298,7 @@ def test_runs_without_steps_are_known_to_joint_release_only() -> None:
             FeasibleWeights(Weightings(checkpoints, theorem), target).contains([[0.5, 0.5]])
 
 
-def test_gaussian_releases_are_one_step() -> None:
+def test_gaussian_releases_are_weighted_as_single_steps() -> None:
     releases = tuple(
         Checkpoint(GaussianRelease(sensitivity=1.0, standard_deviation=s, adjacency=Adjacency.REPLACE_ONE), 1)
         for s in (2.0, 5.0)

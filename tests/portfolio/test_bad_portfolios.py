@@ -300,11 +300,11 @@ BAD: dict[str, Bad] = {
     ),
     "different shapes": Bad(
         lambda home: _other_model(home, weight=np.zeros((2, 3), np.float32)),
-        TensorMismatchError, W, "weight.shape", ("[2, 3]", "[3, 2], as in a@2"),
+        TensorMismatchError, W, "weight.shape", ("[2, 3]", "[2, 3] here, [3, 2] in a@2"),
     ),
     "different dtypes": Bad(
         lambda home: _other_model(home, bias=np.zeros(2, np.float64)),
-        TensorMismatchError, W, "bias.dtype", ("F64", "F32, as in a@2"),
+        TensorMismatchError, W, "bias.dtype", ("F64", "F64 here, F32 in a@2"),
     ),
     "shapes that differ within a run": Bad(
         lambda home: _other_model(home, place=1, bias=np.zeros(3, np.float32)),
@@ -366,7 +366,7 @@ BAD: dict[str, Bad] = {
         MissingParentError, B, "ancestry", ("a@2", "run a, step 4: the initial weights came from there"),
     ),
     "a parent whose weights are others": Bad(
-        set_in("b", "ancestry", to=child(4)), MissingParentError, B, "initial_weights", ("the weights of a@4",)
+        set_in("b", "ancestry", to=child(4)), MissingParentError, B, "initial_weights", ("not those of a@4",)
     ),
     "a start on disk that is another run's result": Bad(undeclared_start_on_disk, PortfolioError, "*", "*", ("a@4",)),
     "a start on disk that is not the recorded one": Bad(
@@ -408,7 +408,7 @@ BAD: dict[str, Bad] = {
     ),
     "a tensor in two shards": Bad(
         sharded_twice, CheckpointError, "b/step-2-2.safetensors", "bias",
-        ("a tensor of two files", "each tensor in one")
+        ("another file of this checkpoint has it too", "each tensor in one")
     ),
     "a tensor listed twice": Bad(
         set_in("b", "tensors", "frozen", to=["embedding", "bias"]), ManifestError, B, "tensors",
@@ -444,7 +444,11 @@ BAD: dict[str, Bad] = {
         tied_to(np.ones((3, 2), np.float16)), TensorMismatchError, W, "bias.dtype", ("F16, where weight has F32",)
     ),
     "a tie of different values": Bad(
-        tied_to(np.ones((3, 2), np.float32)), TensorMismatchError, W, "bias", ("other values in b@2", "one weight")
+        tied_to(np.ones((3, 2), np.float32)),
+        TensorMismatchError,
+        W,
+        "bias",
+        ("other values than weight in b@2", "one weight"),
     ),
     "no tensor at all": Bad(header({}, b""), CheckpointError, B, "checkpoints[0].files", ("no tensor at all",)),
     # Safetensors that are not.
@@ -600,7 +604,7 @@ BAD: dict[str, Bad] = {
     ),
     "a link out of the folder": Bad(
         linked("../../outside.safetensors"), UnsafePathError, B, f"{FIRST_FILE}.name",
-        ("a link out", "inside the run's")
+        ("a link out", "is a link out of the run's folder")
     ),
     "a link to itself": Bad(
         linked("step-2.safetensors"), PortfolioError, B, f"{FIRST_FILE}.name", ("step-2.safetensors",)
@@ -936,7 +940,9 @@ def test_a_listing_names_its_runs_and_whether_they_are_complete(home: Path) -> N
 
 def test_a_complete_listing_that_leaves_out_a_run_is_refused(home: Path) -> None:
     (home / "portfolio.yaml").write_text("schema: dpmerge/portfolio/v1\nruns: [c, a]\ncomplete: true\n")
-    with pytest.raises(ManifestError, match="complete: got True; accepted: false, or b among the runs"):
+    with pytest.raises(
+        ManifestError, match="complete: b is a run on patients-2026 too, and is not listed; list it, or say false"
+    ):
         Portfolio.load(home)
 
 
@@ -947,24 +953,20 @@ def test_shards_are_read_as_one_checkpoint(home: Path) -> None:
 
 
 def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        ManifestError, match="a folder without any run; accepted: folders with a privacy.json"
-    ) as caught:
+    with pytest.raises(ManifestError, match="a folder without any run; needed: folders with a privacy.json") as caught:
         Portfolio.load(tmp_path)
     assert (caught.value.file, caught.value.field) == (str(tmp_path), "runs")
 
 
 @pytest.mark.parametrize("name", ["gone", "gone.yaml", "nul\0", "x" * 400])
 def test_a_folder_that_does_not_exist_is_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(
-        ManifestError, match="no such folder; accepted: a folder of runs, or a portfolio.yaml"
-    ) as caught:
+    with pytest.raises(ManifestError, match="no such folder; needed: a folder of runs, or a portfolio.yaml") as caught:
         Portfolio.load(tmp_path / name)
     assert (caught.value.file, caught.value.field) == (str(tmp_path / name), "path")
 
 
 def test_a_file_instead_of_a_folder_is_refused(home: Path) -> None:
-    with pytest.raises(ManifestError, match="accepted: a folder of runs"):
+    with pytest.raises(ManifestError, match="it is a file; needed: a folder of runs"):
         Portfolio.load(home / "a" / "step-2.safetensors")
 
 

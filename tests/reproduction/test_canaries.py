@@ -14,11 +14,11 @@ import torch
 from scipy.stats import norm
 
 from dpmerge.auditing.findings import Finding
-from dpmerge.auditing.one_run import one_run_guesses
 from dpmerge.errors import InvalidInputError
 from dpmerge.portfolio import Portfolio
 from dpmerge.portfolio.manifest import MANIFEST_NAME, Manifest
 from reproduction.images import Images
+from reproduction.one_run import one_run_guesses
 from reproduction.scenarios.canaries import (
     Records,
     Worlds,

@@ -60,23 +60,39 @@ def alarms(found: Mapping[str, Estimate], names: Iterable[str]) -> set[str]:
 def oracles(gaussian_values: Any, hidden_state_values: Any) -> dict[str, Callable[[], None]]:
     """Tests against 50 digits, quadrature or published figures."""
     return {
-        "single runs, 50 digits": lambda: test_reference_values.test_single_runs(gaussian_values, 0),
-        "random selection, 50 digits": lambda: test_reference_values.test_random_selection(gaussian_values, 0),
-        "linear combination, 50 digits": lambda: test_reference_values.test_linear_combination(gaussian_values, 0),
-        "unequal lengths, 50 digits": lambda: test_reference_values.test_linear_combination(gaussian_values, 2),
-        "hidden state, quadratic program": lambda: test_reference_values.test_hidden_state(hidden_state_values, 0),
-        "sampled runs, published": test_loss_distribution.test_reference_points,
+        "single runs, 50 digits": lambda: test_reference_values.test_single_runs_cost_the_reference_numbers(
+            gaussian_values, 0
+        ),
+        "random selection, 50 digits": lambda: test_reference_values.test_random_selections_cost_the_reference_numbers(
+            gaussian_values, 0
+        ),
+        "linear combination, 50 digits": lambda: (
+            test_reference_values.test_linear_combinations_cost_the_reference_numbers_by_every_theorem(
+                gaussian_values, 0
+            )
+        ),
+        "unequal lengths, 50 digits": lambda: (
+            test_reference_values.test_linear_combinations_cost_the_reference_numbers_by_every_theorem(
+                gaussian_values, 2
+            )
+        ),
+        "hidden state, quadratic program": lambda: (
+            test_reference_values.test_hidden_state_bounds_equal_the_reference_numbers(hidden_state_values, 0)
+        ),
+        "sampled runs, published": test_loss_distribution.test_a_thousand_sampled_steps_cost_the_reference_numbers,
         "sampled runs, one record replaced": (
-            test_mechanisms.test_poisson_replace_one_lets_the_distribution_model_both_ends
+            test_mechanisms.test_poisson_sampling_under_replace_one_is_not_charged_twice_the_ratio
         ),
         "both directions": test_selection.test_both_directions_are_mixed_before_the_larger_is_taken,
         "shuffled batches": test_mechanisms.test_shuffled_batches_cost_one_step_an_epoch_at_its_smallest_noise,
-        "sensitivity, aggregate": lambda: test_mechanisms.test_sensitivity_of_a_clipped_sum(
-            "add_remove", "aggregate", 2
+        "sensitivity, aggregate": lambda: (
+            test_mechanisms.test_sensitivity_is_two_clip_norms_unless_a_record_is_added_to_a_sum(
+                "add_remove", "aggregate", 2
+            )
         ),
-        "ancestors": test_combination.test_ancestors_are_part_of_every_theorem,
-        "sampling buys nothing": test_combination.test_sampling_buys_nothing_where_the_clipped_total_is_the_update,
-        "paper's schedule": test_combination.test_the_paper_schedule_with_release_noise,
+        "ancestors": test_combination.test_every_theorem_charges_the_ancestors_or_refuses,
+        "sampling buys nothing": test_combination.test_sampling_a_clipped_total_costs_the_full_batch_merged_trajectory,
+        "paper's schedule": test_combination.test_the_papers_schedule_costs_the_stated_numbers,
         "merged trajectory is false": test_combination.test_merged_trajectory_is_false_for_unequal_contractions,
         "merged trajectory is false, logistic regression": (
             test_combination.test_merged_trajectory_is_false_for_logistic_regression

@@ -491,7 +491,12 @@ def test_a_second_record_of_the_same_optimizer_is_refused(tmp_path: Path) -> Non
 
 def test_a_folder_that_has_a_manifest_is_refused(tmp_path: Path) -> None:
     (tmp_path / MANIFEST_NAME).write_text("mine")
-    refused_at_once(private(), tmp_path, "; accepted: a folder without a privacy.json", kind=InvalidInputError)
+    refused_at_once(
+        private(),
+        tmp_path,
+        "holds a privacy.json or checkpoints, and a record is never overwritten",
+        kind=InvalidInputError,
+    )
     assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [(MANIFEST_NAME, "mine")]
 
 
@@ -572,7 +577,7 @@ def test_weights_that_are_not_finite_are_not_kept(tmp_path: Path, value: float) 
     dataset = torch.utils.data.TensorDataset(torch.full((4, FEATURES), value), torch.zeros(4, dtype=torch.long))
     run = private(dataset=dataset, batches="full")
     message = refused(run, tmp_path / "run", a_step, kind=InvalidInputError, unmoved=False)
-    assert "finite values only" in message
+    assert "NaN or infinity among its values" in message
 
 
 def test_poisson_batches_that_are_left_out_are_refused(tmp_path: Path) -> None:

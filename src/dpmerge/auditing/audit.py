@@ -99,7 +99,8 @@ def _input(subject: Plan | Path | str, portfolio: Portfolio | Path | str | None)
     if not isinstance(subject, Plan):
         return read_subject(Path(subject), portfolio), str(subject)
     if portfolio is not None:
-        raise InvalidInputError("portfolio", str(portfolio), "nothing: a plan knows the portfolio it was made of")
+        problem = "portfolio: a plan knows the portfolio it was made of"
+        raise InvalidInputError("portfolio", str(portfolio), "leave it out", problem=problem)
     return AuditInput(terms=subject.terms, delta=subject.target.delta), ""
 
 
@@ -107,9 +108,10 @@ def _trials(about: AuditInput, trials: int | None, power: float | None, confiden
     if power is None:
         return TRIALS if trials is None else trials
     if trials is not None:
-        raise InvalidInputError("power", power, "nothing beside --trials, which says how many")
+        problem = "power: the number of trials is given already"
+        raise InvalidInputError("power", power, "give one of the two", problem=problem)
     needed = release_trials(about.terms, delta=about.delta, confidence=confidence, power=power)
     if needed > MOST:
-        found = f"{power:g}, for which {needed:,} trials in each world would be needed"
-        raise InvalidInputError("power", power, f"what {MOST:,} trials reach", found=found)
+        problem = f"power: {power:g} would take {needed:,} trials in each world, and at most {MOST:,} are made"
+        raise InvalidInputError("power", power, "ask for less", problem=problem)
     return max(needed, FEWEST)

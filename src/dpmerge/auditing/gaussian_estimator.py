@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import brentq
-from scipy.special import erfcx, log_ndtr, ndtr, ndtri
+from scipy.special import erfcx, log_ndtr, ndtr
 
 from dpmerge.auditing.attacks import Array
 from dpmerge.auditing.counting_estimator import checked_confidence
@@ -151,11 +151,6 @@ def mixture_epsilon(mus: Sequence[float], probabilities: Sequence[float], delta:
     return float(brentq(excess, 0.0, high, xtol=1e-13 * high, rtol=1e-13))
 
 
-def true_rate(mu: npt.ArrayLike, false_rate: npt.ArrayLike) -> Array:
-    """The trade-off curve: how often an attack says "it is there" rightly at best, if wrongly so often."""
-    return np.asarray(ndtr(ndtri(np.asarray(false_rate, dtype=float)) + np.asarray(mu, dtype=float)))
-
-
 def _standing(absent: npt.ArrayLike, present: npt.ArrayLike) -> tuple[float, float, int]:
     """The distance of the means in pooled deviations, how much that varies by the means, the degrees of freedom."""
     without, within = np.asarray(absent, dtype=float), np.asarray(present, dtype=float)
@@ -172,7 +167,8 @@ def _standing(absent: npt.ArrayLike, present: npt.ArrayLike) -> tuple[float, flo
     variance = float(without.var() * without.size + within.var() * within.size) / freedom
     gap = float(within.mean() - without.mean())
     if variance == 0 and gap != 0:
-        raise InvalidInputError("scores", gap, "Gaussian scores", found="no noise at all and two means")
+        problem = "scores: no noise at all and two means, which is not Gaussian"
+        raise InvalidInputError("scores", gap, "count them at a threshold instead", problem=problem)
     distance = gap / math.sqrt(variance) if gap else 0.0
     return distance, math.sqrt(1 / without.size + 1 / within.size), freedom
 

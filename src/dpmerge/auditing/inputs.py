@@ -44,13 +44,12 @@ def read_subject(path: Path, portfolio: Portfolio | Path | str | None) -> AuditI
     document = strict_json(content, str(file))
     if path.is_dir() or (isinstance(document, dict) and "payload" in document):
         if portfolio is not None:
-            raise InvalidInputError(
-                "portfolio", str(portfolio), "nothing: a certificate says itself what it was made of"
-            )
+            problem = "portfolio: a certificate says itself what it was made of"
+            raise InvalidInputError("portfolio", str(portfolio), "leave it out", problem=problem)
         return _certified(file, content)
     if portfolio is None:
-        accepted = "--portfolio DIR: a plan names runs, and does not say how they were trained"
-        raise InvalidInputError("portfolio", None, accepted, found="nothing")
+        problem = "portfolio: a plan names runs, and does not say how they were trained"
+        raise InvalidInputError("portfolio", None, "say where they are (--portfolio DIR)", problem=problem)
     loaded = portfolio if isinstance(portfolio, Portfolio) else Portfolio.load(portfolio, contents=False)
     planned = Plan.load(path, loaded)
     return AuditInput(terms=planned.terms, delta=planned.target.delta)

@@ -26,7 +26,8 @@ def installed_scenarios() -> dict[str, AuditScenario]:
     found: dict[str, AuditScenario] = {}
     for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
         if point.name in found:
-            raise InvalidInputError("scenario", point.name, "one installed package that offers it", found="two")
+            problem = f"scenario: two installed packages offer {point.name!r}"
+            raise InvalidInputError("scenario", point.name, "remove one of them", problem=problem)
         found[point.name] = _loaded(point)
     return found
 
@@ -35,12 +36,11 @@ def _loaded(point: EntryPoint) -> AuditScenario:
     try:
         scenario = point.load()
     except (ImportError, AttributeError) as error:
-        found = f"{point.value}, which cannot be loaded: {error}"
-        raise InvalidInputError(
-            "scenario", point.name, "an installed package that can be loaded", found=found
-        ) from None
+        problem = f"scenario: {point.name} is {point.value}, which cannot be loaded: {error}"
+        raise InvalidInputError("scenario", point.name, "repair or remove that package", problem=problem) from None
     if getattr(scenario, "name", None) != point.name or not callable(getattr(scenario, "play", None)):
-        raise InvalidInputError("scenario", point.name, "a scenario of this name with `play`", found=point.value)
+        problem = f"scenario: {point.name} is {point.value}, which has another name or no `play`"
+        raise InvalidInputError("scenario", point.name, "repair or remove that package", problem=problem)
     return scenario  # type: ignore[no-any-return]
 
 

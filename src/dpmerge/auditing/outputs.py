@@ -197,9 +197,8 @@ def require_parts(parts: Sequence[Part], release_noise: float) -> None:
 
 def require_sgd(run: Schedule) -> None:
     if run.optimizer != "sgd":
-        raise InvalidInputError(
-            f"{run.name}.optimizer", run.optimizer, "sgd, whose updates are linear in their gradients"
-        )
+        problem = f"{run.name}.optimizer: the updates of {run.optimizer} are not linear in their gradients"
+        raise InvalidInputError(f"{run.name}.optimizer", run.optimizer, "attack runs of sgd", problem=problem)
 
 
 def _reach(part: Part, motion: Motion) -> Array:
@@ -208,7 +207,8 @@ def _reach(part: Part, motion: Motion) -> Array:
     with np.errstate(over="ignore", invalid="ignore"):
         reach = weight * motion.responses() * run.clip_norms[:step]
         if not np.all(np.isfinite(reach**2)):
-            raise InvalidInputError(f"dynamics of {run.name}", None, "states that stay finite", found="an overflow")
+            problem = f"dynamics of {run.name}: its states overflow"
+            raise InvalidInputError(f"dynamics of {run.name}", None, "take smaller rates or factors", problem=problem)
     return reach
 
 

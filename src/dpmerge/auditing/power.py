@@ -1,4 +1,4 @@
-"""How many trials an audit needs, known before any is made; and how much so many can show.
+"""How many trials an audit needs, known before any is made.
 
 Guarantees: against a release that is exactly μ-GDP, attacked in the best way, an audit with the returned number of
 trials in each world shows at least `tightness` of the true ε with at least the wanted probability. It is computed from
@@ -6,7 +6,7 @@ the exact distribution of what is observed, noncentral t or binomial. For "count
 if it were known; half as many trials again are added for one that a pilot fixes: in simulations that is enough for a
 power of 0.9, and nothing is proved of it.
 Refuses: a power or a tightness outside (0, 1), a μ that is not positive or too small to have an ε, an estimator without
-a plan, fewer than 8 trials, and a wish that 10⁹ trials do not meet.
+a plan, and a wish that 10⁹ trials do not meet.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from scipy.special import bdtr, bdtrc, ndtr, ndtri
 from scipy.stats import binom
 
 from dpmerge.auditing.attacks import Array
-from dpmerge.auditing.counting_estimator import checked_confidence, clopper_pearson, epsilon_from_rates
+from dpmerge.auditing.counting_estimator import checked_confidence, clopper_pearson
 from dpmerge.auditing.findings import TIGHT, Estimator
-from dpmerge.auditing.gaussian_estimator import gaussian_delta, gaussian_epsilon, mixture_epsilon, noncentrality, t_tail
+from dpmerge.auditing.gaussian_estimator import gaussian_delta, gaussian_epsilon, mixture_epsilon, t_tail
 from dpmerge.errors import InvalidInputError
 
 MOST_TRIALS = 10**9
@@ -42,21 +42,13 @@ def trials_needed(
 
     About the fewest: the power of counts has teeth, so that a few fewer may do as well. A pilot's own come on top.
     """
-    checked_confidence(confidence)
-    for name, value in (("power", power), ("tightness", tightness)):
-        if not 0 < value < 1:
-            raise InvalidInputError(name, value, "a number strictly between 0 and 1")
+    _check(confidence, power, tightness)
     truth = _true_epsilon(mu, delta)
     chance = _chance(estimator, mu, delta, confidence, tightness * truth)
     allowance = _PILOT_ALLOWANCE if estimator == "counting" else 1.0
     most = int(MOST_TRIALS / allowance)
     if chance(most) < power:
-        raise InvalidInputError(
-            "power",
-            power,
-            "what some number of trials up to 10⁹ reaches",
-            found=f"{power:g}, but no 10⁹ trials suffice to show {tightness:g} of ε = {truth:.4g} by {estimator}",
-        )
+        raise _out_of_reach(power, f"{tightness:g} of ε = {truth:.4g} by {estimator}")
     return math.ceil(_fewest(chance, power, most) * allowance)
 
 
@@ -74,13 +66,10 @@ def selection_trials_needed(
     Limits are taken as normal, which for planning they are; how often a draw of all of them shows enough is counted on
     4,000 draws.
     """
-    checked_confidence(confidence)
-    for name, value in (("power", power), ("tightness", tightness)):
-        if not 0 < value < 1:
-            raise InvalidInputError(name, value, "a number strictly between 0 and 1")
+    _check(confidence, power, tightness)
     truth, chances = mixture_epsilon(mus, probabilities, delta), np.asarray(probabilities, dtype=float)
     if truth == 0:
-        raise InvalidInputError("mus", list(mus), f"an ε above 0 at δ = {delta:g}: there is nothing to show")
+        raise _nothing_to_show("mus", list(mus), delta)
     distances, wanted = np.asarray(mus, dtype=float), tightness * truth
     tail = float(ndtri(1 - (1 - confidence) / len(distances)))
     noise = np.random.default_rng(0).standard_normal((_DRAWS, len(distances))) - tail
@@ -91,8 +80,7 @@ def selection_trials_needed(
         return float(np.mean(gaussian_delta(lows, wanted) @ chances >= delta))
 
     if chance(MOST_TRIALS) < power:
-        found = f"{power:g}, but no 10⁹ trials suffice to show {tightness:g} of ε = {truth:.4g}"
-        raise InvalidInputError("power", power, "what some number of trials up to 10⁹ reaches", found=found)
+        raise _out_of_reach(power, f"{tightness:g} of ε = {truth:.4g}")
     return _fewest(chance, power, MOST_TRIALS)
 
 
@@ -107,22 +95,11 @@ def _fewest(chance: _Chance, power: float, most: int) -> int:
     return high
 
 
-def detectable(*, mu: float, delta: float, confidence: float, trials: int, estimator: Estimator) -> float:
-    """The lower bound on ε(μ, δ) where all observations are as expected: about half of all audits show more."""
+def _check(confidence: float, power: float, tightness: float) -> None:
     checked_confidence(confidence)
-    if not FEWEST_TRIALS <= trials <= MOST_TRIALS:
-        raise InvalidInputError("trials", trials, f"from {FEWEST_TRIALS} to 10⁹")
-    _true_epsilon(mu, delta)
-    if estimator == "gaussian":
-        scale = math.sqrt(2 / trials)
-        low = scale * noncentrality(mu / scale, 2 * trials - 2, 1 - confidence)
-        return gaussian_epsilon(max(0.0, low), delta)
-    _check_counting(estimator)
-    cuts = np.linspace(mu / 2, mu + 6, 400)
-    each = (1 + confidence) / 2
-    true_low, _ = clopper_pearson(trials * ndtr(mu - cuts), trials, each)
-    _, false_high = clopper_pearson(trials * ndtr(-cuts), trials, each)
-    return float(epsilon_from_rates(true_low, false_high, delta).max())
+    for name, value in (("power", power), ("tightness", tightness)):
+        if not 0 < value < 1:
+            raise InvalidInputError(name, value, "a number strictly between 0 and 1")
 
 
 def _true_epsilon(mu: float, delta: float) -> float:
@@ -130,19 +107,25 @@ def _true_epsilon(mu: float, delta: float) -> float:
         raise InvalidInputError("mu", mu, "a finite number > 0")
     truth = gaussian_epsilon(mu, delta)
     if truth == 0:
-        raise InvalidInputError("mu", mu, f"a μ with an ε above 0 at δ = {delta:g}: there is nothing to show")
+        raise _nothing_to_show("mu", mu, delta)
     return truth
 
 
-def _check_counting(estimator: Estimator) -> None:
-    if estimator != "counting":
-        raise InvalidInputError("estimator", estimator, '"gaussian" or "counting"')
+def _out_of_reach(power: float, wanted: str) -> InvalidInputError:
+    problem = f"power: no 10⁹ trials suffice to show {wanted} with probability {power:g}"
+    return InvalidInputError("power", power, "ask for less", problem=problem)
+
+
+def _nothing_to_show(field: str, value: object, delta: float) -> InvalidInputError:
+    problem = f"{field}: ε is 0 at δ = {delta:g}, so there is nothing to show"
+    return InvalidInputError(field, value, "audit at a smaller δ", problem=problem)
 
 
 def _chance(estimator: Estimator, mu: float, delta: float, confidence: float, wanted: float) -> _Chance:
     if estimator == "gaussian":
         return _gaussian_chance(mu, delta, 1 - confidence, wanted)
-    _check_counting(estimator)
+    if estimator != "counting":
+        raise InvalidInputError("estimator", estimator, '"gaussian" or "counting"')
     return _counting_chance(mu, delta, (1 - confidence) / 2, wanted)
 
 

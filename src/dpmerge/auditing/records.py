@@ -19,7 +19,6 @@ from dpmerge.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from dpmerge.terms.mechanism_schema import BlockSpec, DpSgdFacts, HistoryBlock, HistoryFacts
-    from dpmerge.terms.one_shot_schema import GaussianDpFacts, GaussianReleaseFacts
     from dpmerge.terms.run_record import RunRecord
 
 AdjacencyName = Literal["replace_one", "add_remove"]
@@ -30,7 +29,7 @@ CURVATURES = {"logistic": 1 / 4, "huber": 1.0, "squared": 1.0, "softmax": 1 / 2}
 OPACUS_MARGIN = 2e-6
 """A gradient must be so much shorter than the clip norm for Opacus to leave it alone: it divides by norm + 1e-6."""
 
-_SIMULATED = "dp_sgd, accountant_history, gaussian_release or gaussian_dp: other guarantees leave nothing to simulate"
+_STATE_IT = "state it in the run's record, for otherwise there is nothing to simulate"
 
 
 def schedules_of(statements: Mapping[str, RunRecord], adjacency: AdjacencyName) -> dict[str, Schedule]:
@@ -41,8 +40,9 @@ def schedules_of(statements: Mapping[str, RunRecord], adjacency: AdjacencyName) 
         ready = [name for name, stated in left.items() if stated.ancestry.run is None or stated.ancestry.run in made]
         if not ready:
             name, stated = next(iter(left.items()))
-            accepted = "a run that is stated too, and does not descend from this one"
-            raise InvalidInputError(f"{name}.ancestry.run", stated.ancestry.run, accepted)
+            field, parent = f"{name}.ancestry.run", stated.ancestry.run
+            problem = f"{field}: {parent!r} is not stated, or descends from this run"
+            raise InvalidInputError(field, parent, "state every run's parent too", problem=problem)
         for name in ready:
             made[name] = schedule_of(left.pop(name), adjacency, made)
     return made
@@ -57,10 +57,14 @@ def schedule_of(statement: RunRecord, adjacency: AdjacencyName, parents: Mapping
     if facts.kind == "accountant_history":
         return _remembered(statement.run, facts, adjacency, parent)
     if facts.kind == "gaussian_release":
-        return _released(statement.run, facts, adjacency, parent)
+        return _once(statement.run, facts.sensitivity, facts.standard_deviation, adjacency, parent)
     if facts.kind == "gaussian_dp":
-        return _guaranteed(statement.run, facts, adjacency, parent)
-    raise InvalidInputError(f"{statement.run}.mechanism.kind", facts.kind, _SIMULATED)
+        # The least private thing that is μ-GDP: one number with noise of deviation 1, seen as it is, and no weights.
+        return _once(statement.run, facts.mu, 1.0, adjacency, parent, optimizer="unknown")
+    field = f"{statement.run}.mechanism.kind"
+    problem = f"{field}: of a run that is {facts.kind} only a guarantee is known, which leaves nothing to simulate"
+    remedy = "audit runs that are dp_sgd, accountant_history, gaussian_release or gaussian_dp"
+    raise InvalidInputError(field, facts.kind, remedy, problem=problem)
 
 
 def _trained(name: str, facts: DpSgdFacts, adjacency: AdjacencyName, parent: tuple[Schedule, int] | None) -> Schedule:
@@ -107,35 +111,23 @@ def _remembered(
     )
 
 
-def _released(
-    name: str, facts: GaussianReleaseFacts, adjacency: AdjacencyName, parent: tuple[Schedule, int] | None
+def _once(
+    name: str,
+    apart: float,
+    deviation: float,
+    adjacency: AdjacencyName,
+    parent: tuple[Schedule, int] | None,
+    optimizer: str = "sgd",
 ) -> Schedule:
-    """One step in which the worlds lie one sensitivity apart: a record that is replaced pushes half of it each way."""
-    push = facts.sensitivity / (2 if adjacency == "replace_one" else 1)
-    return Schedule(
-        name=name,
-        rates=np.ones(1),
-        clip_norms=np.array([push]),
-        noise_multipliers=np.array([facts.standard_deviation / push]),
-        sampling_rates=np.ones(1),
+    """One step in which the worlds lie so far apart: a record that is replaced pushes half of it each way."""
+    push = apart / (2 if adjacency == "replace_one" else 1)
+    return Schedule.of(
+        name,
+        steps=1,
+        clip_norm=push,
+        noise_multiplier=deviation / push,
         adjacency=adjacency,
-        parent=parent,
-    )
-
-
-def _guaranteed(
-    name: str, facts: GaussianDpFacts, adjacency: AdjacencyName, parent: tuple[Schedule, int] | None
-) -> Schedule:
-    """The least private thing that is μ-GDP: one number with noise of deviation 1, seen as it is, and no weights."""
-    push = facts.mu / (2 if adjacency == "replace_one" else 1)
-    return Schedule(
-        name=name,
-        rates=np.ones(1),
-        clip_norms=np.array([push]),
-        noise_multipliers=np.array([1 / push]),
-        sampling_rates=np.ones(1),
-        adjacency=adjacency,
-        optimizer="unknown",
+        optimizer=optimizer,
         parent=parent,
     )
 
@@ -170,19 +162,23 @@ def _sampling(
     name: str, facts: DpSgdFacts | HistoryFacts, adjacency: AdjacencyName
 ) -> Literal["full_batch", "poisson", "shuffled"]:
     if facts.sampling == "unknown":
-        accepted = "full_batch, poisson or shuffled: how batches were drawn has to be known to be simulated"
-        raise InvalidInputError(f"{name}.mechanism.sampling", facts.sampling, accepted)
+        field = f"{name}.mechanism.sampling"
+        problem = f"{field}: nobody says how batches were drawn"
+        raise InvalidInputError(field, facts.sampling, _STATE_IT, problem=problem)
     if adjacency == "add_remove" and not facts.public_divisor:
-        accepted = "true under add_remove: otherwise the record changes the scale of the noise too"
-        raise InvalidInputError(f"{name}.mechanism.public_divisor", False, accepted)
+        field = f"{name}.mechanism.public_divisor"
+        problem = f"{field}: under add_remove a record changes a divisor that is not public, and with it the noise"
+        raise InvalidInputError(field, False, "train with a divisor that is public", problem=problem)
     return facts.sampling
 
 
 def _parent(statement: RunRecord, parents: Mapping[str, Schedule]) -> tuple[Schedule, int] | None:
     origin = statement.ancestry
     if origin.start == "unknown":
-        accepted = "random, public or private: where the run started has to be known to be simulated"
-        raise InvalidInputError(f"{statement.run}.ancestry.start", origin.start, accepted)
+        field = f"{statement.run}.ancestry.start"
+        raise InvalidInputError(
+            field, origin.start, _STATE_IT, problem=f"{field}: nobody says where the run started from"
+        )
     if origin.run is None or origin.step is None:
         return None
     if origin.run not in parents:

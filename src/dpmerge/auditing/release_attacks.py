@@ -114,7 +114,8 @@ def release_trials(terms: ReleaseTerms, *, delta: float, confidence: float, powe
         )
     epsilon = terms.epsilon(delta)
     if not 0 < epsilon < math.inf:
-        raise InvalidInputError("power", power, "a release with a finite ε above 0", found=f"ε = {epsilon:g}")
+        problem = f"power: the release has ε = {epsilon:g} at δ = {delta:g}, of which no share can be shown"
+        raise InvalidInputError("power", power, "give the number of trials instead", problem=problem)
     most = 1.0
     while gaussian_epsilon(most, delta) < epsilon:
         most *= 2

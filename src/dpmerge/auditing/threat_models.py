@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import reduce
 
 import numpy as np
 import numpy.typing as npt
@@ -47,9 +46,8 @@ def revealed(parts: Sequence[Part], release_noise: float) -> Attack:
     require_parts(parts, release_noise)
     ancestors = exposed(run.parent for run, _, _ in parts if run.parent is not None)
     if both := [run.name for run, _, _ in parts if run in ancestors]:
-        raise InvalidInputError(
-            "parts", both[0], "runs of which none started from another", found=f"{both[0]} and its child"
-        )
+        problem = f"parts: {both[0]} is averaged with a run that started from it"
+        raise InvalidInputError("parts", both[0], "leave out one of the two", problem=problem)
     before = [sight for run, step in ancestors.items() for sight in sights(run, step)]
     last: list[Part] = []
     for run, step, weight in parts:
@@ -124,7 +122,7 @@ def together(attacks: Sequence[Attack]) -> Attack:
 
 def selected(attacks: Sequence[Attack], probabilities: Sequence[float]) -> Attack:
     """Sees which candidate was drawn, and what that one shows (random selection, index public)."""
-    _require_chances(probabilities, len(attacks))
+    require_chances(probabilities, len(attacks))
     for attack in attacks:
         _require_undrawn(attack)
 
@@ -142,28 +140,6 @@ def selected(attacks: Sequence[Attack], probabilities: Sequence[float]) -> Attac
         probabilities=tuple(probabilities),
         draws=1 + sum(p * attack.draws for p, attack in zip(probabilities, attacks, strict=True)),
     )
-
-
-def selected_hidden(outputs: Sequence[SimulatedOutput], probabilities: Sequence[float]) -> Attack:
-    """Sees one number, and not which candidate it is: scored by the likelihoods of the two mixtures."""
-    _require_chances(probabilities, len(outputs))
-
-    def log_density(values: Array, present: bool) -> Array:
-        each = (
-            math.log(p) + output.log_density(values, present) for p, output in zip(probabilities, outputs, strict=True)
-        )
-        return np.asarray(reduce(np.logaddexp, each))
-
-    def scores(rng: np.random.Generator, trials: int, present: bool) -> Array:
-        index = rng.choice(len(outputs), size=trials, p=np.asarray(probabilities) / math.fsum(probabilities))
-        values = np.empty(trials)
-        for place, output in enumerate(outputs):
-            drawn = np.flatnonzero(index == place)
-            values[drawn] = output.draw(rng, len(drawn), present)
-        return log_density(values, True) - log_density(values, False)
-
-    draws = 1 + sum(p * output.draws for p, output in zip(probabilities, outputs, strict=True))
-    return Attack(play=in_batches(scores), draws=draws)
 
 
 def require_full_batch(run: Schedule) -> None:
@@ -209,7 +185,7 @@ def _factors(run: Schedule, step: int, given: npt.ArrayLike) -> Array:
     return np.broadcast_to(factors, step) if factors.ndim == 0 else factors[:step]
 
 
-def _require_chances(probabilities: Sequence[float], count: int) -> None:
+def require_chances(probabilities: Sequence[float], count: int) -> None:
     total = math.fsum(probabilities)
     if len(probabilities) != count or not all(p > 0 for p in probabilities) or abs(total - 1) > 1e-9:
         raise InvalidInputError("probabilities", list(probabilities), f"{count} numbers > 0 that sum to 1")

@@ -1,8 +1,8 @@
-"""Lower bounds from scores: at a threshold fixed beforehand, at all thresholds, or at one chosen on a part of them.
+"""Lower bounds from scores at a threshold that was fixed beforehand, and the choice of one on other scores.
 
 Guarantees: every bound holds with its confidence for any number of scores and any distribution of them, ties included,
-if the scores are independent and those of one world alike. A threshold never depends on the scores counted at it,
-unless that is paid for.
+if the scores are independent and those of one world alike. A threshold must not depend on the
+scores counted at it.
 Refuses: no scores, NaN among them; a confidence, δ or ε outside its range.
 
 The attack says "it is there" where score ≥ threshold. Both limits that a bound needs, of the true and of the false
@@ -31,7 +31,7 @@ _Reading = Callable[[Array, Array], Array]
 """(lower limit of the true rate, upper limit of the false rate) → lower bound."""
 
 _GROWTH = 1.25
-"""From rung to rung. Finer rungs cost confidence, coarser ones the best threshold; from 1.1 to 2 it matters little."""
+"""From rung to rung: finer ones cost time, coarser ones the best threshold; from 1.1 to 2 it matters little."""
 
 _TAIL = 50
 """So many of the largest scores say how the rate falls beyond them."""
@@ -72,39 +72,6 @@ def best_threshold_delta(
 ) -> float:
     """The threshold at which `trials` other scores in each world are expected to show most of δ at ε."""
     return _best(*_checked(absent, present), partial(delta_from_rates, epsilon=epsilon), confidence, trials)
-
-
-def all_thresholds(absent: npt.ArrayLike, present: npt.ArrayLike, *, delta: float, confidence: float) -> float:
-    """A lower bound on ε at δ, the largest that any of many thresholds gives, paid for by a union bound.
-
-    The thresholds are order statistics of the absent scores, at places on a ladder that only their number n decides:
-    the attack says "it is there" above the (k+1)-th largest. What is proved: the rate of absent scores above that one
-    is at most the (k+1)-th smallest of n uniform numbers, a beta variable whose quantile is the upper limit for k hits;
-    given the absent scores these thresholds are fixed for the present ones, whose hits are binomial; and at each of the
-    K rungs each of the two limits may fail with (1 − confidence) / 2K. K grows as log n: 118 rungs for 10⁶ scores,
-    where Bonferroni's correction for all thresholds would pay for 10⁶. Of scores with few values the false rate is
-    rounded up to a rung.
-    """
-    return _all(*_checked(absent, present), partial(epsilon_from_rates, delta=delta), confidence)
-
-
-def all_thresholds_delta(absent: npt.ArrayLike, present: npt.ArrayLike, *, epsilon: float, confidence: float) -> float:
-    """A lower bound on δ at ε, the largest of many thresholds; proved as in `all_thresholds`."""
-    return _all(*_checked(absent, present), partial(delta_from_rates, epsilon=epsilon), confidence)
-
-
-def split_threshold(
-    absent: npt.ArrayLike, present: npt.ArrayLike, *, delta: float, confidence: float, rng: np.random.Generator
-) -> float:
-    """A lower bound on ε at δ: a random quarter of the scores chooses the threshold, the rest is counted at it."""
-    return _split(*_checked(absent, present), partial(epsilon_from_rates, delta=delta), confidence, rng)
-
-
-def split_threshold_delta(
-    absent: npt.ArrayLike, present: npt.ArrayLike, *, epsilon: float, confidence: float, rng: np.random.Generator
-) -> float:
-    """A lower bound on δ at ε: a random quarter of the scores chooses the threshold, the rest is counted at it."""
-    return _split(*_checked(absent, present), partial(delta_from_rates, epsilon=epsilon), confidence, rng)
 
 
 def _at(threshold: float, absent: Array, present: Array, reading: _Reading, confidence: float) -> float:
@@ -158,28 +125,6 @@ def _tail(descending: Array, cuts: Array) -> Array:
         if not np.isfinite([slope, centre]).all():
             return np.asarray(counted / count)
     return np.where(counted < few, ndtr(-mean_depth - slope * (cuts - centre)), counted / count)
-
-
-def _all(absent: Array, present: Array, reading: _Reading, confidence: float) -> float:
-    absent, present = np.sort(absent), np.sort(present)
-    false_hits = _ladder(absent.size)
-    above = absent[absent.size - 1 - false_hits]
-    hits = present.size - np.searchsorted(present, above, side="right")
-    each = 1 - (1 - checked_confidence(confidence)) / (2 * false_hits.size)
-    # Not the hits counted above a tied score: the proof is about the rung.
-    _, false_high = clopper_pearson(false_hits, absent.size, each)
-    true_low, _ = clopper_pearson(hits, present.size, each)
-    return float(reading(true_low, false_high).max())
-
-
-def _split(absent: Array, present: Array, reading: _Reading, confidence: float, rng: np.random.Generator) -> float:
-    if min(absent.size, present.size) < 2:
-        raise InvalidInputError("scores", min(absent.size, present.size), "at least 2 in each world, to be split")
-    absent, present = rng.permutation(absent), rng.permutation(present)
-    first, second = max(1, absent.size // 4), max(1, present.size // 4)
-    counted = min(absent.size - first, present.size - second)
-    threshold = _best(absent[:first], present[:second], reading, confidence, counted)
-    return _at(threshold, absent[first:], present[second:], reading, confidence)
 
 
 def _ladder(size: int) -> npt.NDArray[np.intp]:

@@ -42,9 +42,8 @@ def even(parts: Sequence[Part]) -> Array:
         variance += (reach * run.noise_multipliers[:step]) ** 2
     acting = np.flatnonzero(moved)
     if np.any(variance[acting] == 0):
-        raise InvalidInputError(
-            "noise_multipliers", 0.0, "noise at every step: without it there is nothing to even out"
-        )
+        problem = "noise_multipliers: a step without noise leaves nothing to even out"
+        raise InvalidInputError("noise_multipliers", 0.0, "give every step some", problem=problem)
     return _gains(moved[acting] / variance[acting], acting, steps)
 
 
@@ -93,8 +92,8 @@ class _Chain:
     def of(cls, part: Part) -> _Chain:
         run, step, weight = part
         if run.stretches is None:
-            accepted = "how far an update may pull two hidden states apart"
-            raise InvalidInputError(f"{run.name}.stretches", None, accepted, found="nothing")
+            problem = f"{run.name}.stretches: nobody says how far an update may pull two hidden states apart"
+            raise InvalidInputError(f"{run.name}.stretches", None, "state the run's smoothness", problem=problem)
         acting = np.flatnonzero(run.rates[:step])
         reach = (run.rates * run.clip_norms)[acting]
         shift, noise, most = _width(run) * reach, reach * run.noise_multipliers[acting], run.stretches[acting]

@@ -23,6 +23,8 @@ from dpmerge.portfolio.recorded_runs import RecordedRun, SavedCheckpoint, all_ch
 from dpmerge.portfolio.undeclared_parents import require_named_parents
 from dpmerge.terms.ancestry import attach
 
+_ONE_SHAPE = "put models of other tensors into a portfolio of their own"
+
 
 def require_agreement(runs: Sequence[RecordedRun]) -> None:
     """All checks, in the order in which their answers make sense."""
@@ -74,16 +76,18 @@ def tensor_difference(first: SavedCheckpoint, checkpoint: SavedCheckpoint) -> Te
     """In what the tensors of two checkpoints differ that averaging needs to be the same."""
     if difference := sorted(set(first.tensors) ^ set(checkpoint.tensors)):
         there = first.name if difference[0] in first.tensors else checkpoint.name
-        found = f"{difference[0]!r}, which only {there} has"
-        accepted = f"the tensor names of {first.name}"
-        return TensorMismatchError(checkpoint.files[0], "tensor names", difference[0], accepted, found=found)
+        problem = f"tensor names: only {there} has {difference[0]!r}"
+        return TensorMismatchError(checkpoint.files[0], "tensor names", difference[0], _ONE_SHAPE, problem=problem)
     for name, (path, slot) in checkpoint.tensors.items():
         other = first.tensors[name][1]
-        if slot.shape != other.shape:
-            accepted = f"{list(other.shape)}, as in {first.name}"
-            return TensorMismatchError(path, f"{name}.shape", list(slot.shape), accepted)
-        if slot.dtype != other.dtype:
-            return TensorMismatchError(path, f"{name}.dtype", slot.dtype, f"{other.dtype}, as in {first.name}")
+        for kind, ours, theirs in (
+            ("shape", list(slot.shape), list(other.shape)),
+            ("dtype", slot.dtype, other.dtype),
+        ):
+            if ours != theirs:
+                field = f"{name}.{kind}"
+                problem = f"{field}: {ours} here, {theirs} in {first.name}"
+                return TensorMismatchError(path, field, ours, _ONE_SHAPE, problem=problem)
     return None
 
 

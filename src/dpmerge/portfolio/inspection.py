@@ -155,8 +155,8 @@ def inspect(
     if not isinstance(portfolio, Portfolio):
         portfolio = Portfolio.load(portfolio, contents=not headers_only, allow=allow)
     elif headers_only or tuple(allow):
-        accepted = "the place of a portfolio with headers_only and allow; one that is loaded has its own"
-        raise InvalidInputError("portfolio", portfolio, accepted)
+        problem = "portfolio: it is loaded already, with headers_only and allow of its own"
+        raise InvalidInputError("portfolio", portfolio, "pass the place of its files instead", problem=problem)
     groups = tuple(
         (tuple(run.id for run in group), tuple(scope(portfolio, group, theorem.value) for theorem in NAMED))
         for group in portfolio.combinable()

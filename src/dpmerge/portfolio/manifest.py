@@ -252,8 +252,8 @@ class Manifest(Strict):
         """Replace the file as one operation: whoever reads it finds the old manifest or the new one, whole."""
         content = self.text().encode()
         if len(content) > LARGEST_DOCUMENT:
-            accepted = f"at most {LARGEST_DOCUMENT:,} bytes, or nobody could read it; keep fewer checkpoints"
-            raise ManifestError(path, "file", len(content), accepted, found=f"{len(content):,} bytes")
+            problem = f"file: {len(content):,} bytes, of which nobody reads more than {LARGEST_DOCUMENT:,}"
+            raise ManifestError(path, "file", len(content), "keep fewer checkpoints", problem=problem)
         write_atomically(path, content)
 
 

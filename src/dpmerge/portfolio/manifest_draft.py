@@ -114,10 +114,10 @@ def completed(document: Document, folder: Path) -> tuple[Document, list[InvalidI
             try:
                 recorded = recorded_files(files, folder)
             except InvalidInputError as error:
-                why = error.strerror if isinstance(error, OSError) else error.found
-                found = f"{', '.join(files)} ({why})" if why else None
-                accepted = error.accepted.removeprefix("needed: ")
-                unreadable.append(InvalidInputError(f"checkpoints[{place}].files", files, accepted, found=found))
+                why = error.strerror if isinstance(error, OSError) else error.problem or error.found
+                field = f"checkpoints[{place}].files"
+                said = f"{field}: {', '.join(files)}: {why}" if why else None
+                unreadable.append(InvalidInputError(field, files, error.accepted, problem=said))
                 recorded = {"files": None}
             made["checkpoints"][place] = {**saved, **recorded}
     found_at: dict[str, InvalidInputError] = {}

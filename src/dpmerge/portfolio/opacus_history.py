@@ -131,8 +131,8 @@ def read_history(path: Path) -> list[tuple[float, float, int]]:
     except InvalidInputError as error:
         raise ManifestError(path, "file", path, error.accepted, found=error.found) from None
     if content.startswith((b"\x80", b"PK")):
-        accepted = f"JSON, saved by {SAVED_BY}"
-        raise PickleRefusedError(path, "file", path, accepted, found="a pickle, a format that can run code when loaded")
+        problem = "file: a pickle, a format that can run code when loaded"
+        raise PickleRefusedError(path, "file", path, f"save it as JSON, by {SAVED_BY}", problem=problem)
     try:
         history = strict_json(content, "history")
     except InvalidInputError as error:

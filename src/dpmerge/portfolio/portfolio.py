@@ -147,25 +147,29 @@ class Portfolio:
         """In what other runs differ from the first so that averaging needs an allowance, or cannot be."""
         for run, other in _pairs(runs, lambda r: bool(r.checkpoints)):
             if (mismatch := tensor_difference(other.checkpoints[0], run.checkpoints[0])) is not None:
-                accepted, found = f"the tensors of {other.id}", f"others ({mismatch.field})"
+                problem = f"tensors: other than those of {other.id} ({mismatch.field})"
+                remedy = "average models with the same tensors"
                 yield (
                     "different_tensors",
-                    NotCombinableError(run.file, "tensors", mismatch.value, accepted, found=found),
+                    NotCombinableError(run.file, "tensors", mismatch.value, remedy, problem=problem),
                 )
         for run, other in _pairs(runs, lambda r: r.manifest.initial_weights is not None):
             if run.manifest.initial_weights != other.manifest.initial_weights:
-                found = str(run.manifest.initial_weights)
-                accepted = f"the initial weights of {other.id}, or allow different_initial_weights"
+                start = str(run.manifest.initial_weights)
+                problem = f"initial_weights: {start}, other than those of {other.id}"
+                remedy = "average runs that started alike, or allow different_initial_weights"
                 yield (
                     "different_initial_weights",
-                    NotCombinableError(run.file, "initial_weights", found, accepted, found=found),
+                    NotCombinableError(run.file, "initial_weights", start, remedy, problem=problem),
                 )
         for run, other in _pairs(runs, lambda r: r.manifest.tensors is not None):
             if (name := _different_frozen(other, run)) is not None:
-                accepted = f"the same frozen tensors as {other.id}, or allow different_frozen_tensors"
+                field = f"tensors.frozen: {name}"
+                problem = f"{field} is not the same as in {other.id}"
+                remedy = "average runs that froze the same tensors, or allow different_frozen_tensors"
                 yield (
                     "different_frozen_tensors",
-                    NotCombinableError(run.file, f"tensors.frozen: {name}", name, accepted, found="another tensor"),
+                    NotCombinableError(run.file, field, name, remedy, problem=problem),
                 )
 
 

@@ -44,11 +44,12 @@ def run_folders(path: Path) -> list[Path]:
     except OSError as error:
         raise UnreadableManifestError.from_os(error, path=path, accepted=accepted) from None
     if beside is None:
-        raise ManifestError(path, "path", str(path), accepted, found="a file" if is_file(path) else "no such folder")
+        problem = "it is a file" if is_file(path) else "there is no such folder"
+        raise ManifestError(path, "path", str(path), f"needed: {accepted}", problem=problem)
     folders = [folder for folder in beside if is_file(folder / MANIFEST_NAME)]
     if not folders:
-        accepted = f"folders with a {MANIFEST_NAME} each (`dpmerge manifest new` writes one by hand)"
-        raise ManifestError(path, "runs", [], accepted, found="a folder without any run")
+        needed = f"needed: folders with a {MANIFEST_NAME} each (`dpmerge manifest new` writes one by hand)"
+        raise ManifestError(path, "runs", [], needed, problem="a folder without any run")
     return folders
 
 
@@ -67,8 +68,8 @@ def require_complete(listing: Path, ignored: Sequence[str], dataset: str) -> Non
     for name in ignored:
         file = listing.parent / name / MANIFEST_NAME
         if is_file(file) and Manifest.read(file).dataset.id == dataset:
-            accepted = f"false, or {name} among the runs: it is a run on {dataset} too"
-            raise ManifestError(listing, "complete", True, accepted)
+            problem = f"complete: {name} is a run on {dataset} too, and is not listed"
+            raise ManifestError(listing, "complete", True, "list it, or say false", problem=problem)
 
 
 def read_listing(file: Path) -> Listing:

@@ -62,9 +62,9 @@ class SavedCheckpoint:
                 return metric.value
         where = f"checkpoints[step {self.step}].metrics"
         if found:
-            accepted = "a metric measured on public data; choosing by private data is a release of its own"
-            measured = f"{name!r} measured on {found[0].measured_on} data"
-            raise PrivateMetricError(self.manifest_file, where, name, accepted, found=measured)
+            problem = f"{where}: {name!r} was measured on {found[0].measured_on} data"
+            remedy = "use one measured on public data: choosing by private data is a release of its own"
+            raise PrivateMetricError(self.manifest_file, where, name, remedy, problem=problem)
         known = ", ".join(sorted({m.name for m in self.metrics if m.measured_on == "public"})) or "none is recorded"
         raise ManifestError(self.manifest_file, where, name, f"a public metric of this checkpoint ({known})")
 
@@ -134,9 +134,13 @@ def require_frozen_still(run: RecordedRun) -> None:
         for name in frozen:
             here, first = checkpoint.samples.get(name), run.checkpoints[0].samples.get(name)
             if here is not None and first is not None and not np.array_equal(here.values, first.values):
-                accepted = f"a frozen tensor as it is in {run.checkpoints[0].name}, or a trained one"
-                found = f"other values in {checkpoint.name}"
-                raise TensorMismatchError(checkpoint.tensors[name][0], name, None, accepted, found=found)
+                raise has_moved(name, checkpoint, run.checkpoints[0])
+
+
+def has_moved(name: str, checkpoint: SavedCheckpoint, first: SavedCheckpoint) -> TensorMismatchError:
+    """Of a tensor that is called frozen."""
+    problem = f"{name}: frozen, and other values in {checkpoint.name} than in {first.name}"
+    return TensorMismatchError(checkpoint.tensors[name][0], name, None, "list it as trained", problem=problem)
 
 
 def all_checkpoints(runs: tuple[RecordedRun, ...]) -> Iterator[SavedCheckpoint]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from dpmerge.errors import CheckpointError, DigestMismatchError, TensorMismatchError, UnsafePathError
 from dpmerge.files import is_file, read_bytes
 from dpmerge.portfolio.manifest import MANIFEST_NAME, Manifest, SavedAs
-from dpmerge.portfolio.recorded_runs import INDEX_SUFFIX, RecordedRun, SavedCheckpoint, is_weights
+from dpmerge.portfolio.recorded_runs import INDEX_SUFFIX, RecordedRun, SavedCheckpoint, has_moved, is_weights
 from dpmerge.portfolio.run_files import inside
 from dpmerge.portfolio.tensors import Contents, TensorEntry, read_contents, read_header, refuse_pickle
 
@@ -97,9 +97,8 @@ def _located(folder: Path, manifest_file: Path, place: int, position: int, saved
         raise CheckpointError(manifest_file, field, name, "a .safetensors file, or the .json index of its shards")
     path = folder / name
     if not inside(path, folder):
-        raise UnsafePathError(
-            manifest_file, field, name, "a file inside the run's folder", found=f"{name!r}, a link out"
-        )
+        problem = f"{field}: {name!r} is a link out of the run's folder"
+        raise UnsafePathError(manifest_file, field, name, "put the file itself there", problem=problem)
     if not is_file(path):
         problem = f"{field}: the manifest names {name!r}, which is not there"
         raise CheckpointError(
@@ -117,10 +116,14 @@ def _tensors(
     for path, slots in files:
         for slot in slots:
             if slot.name in tensors:
-                raise CheckpointError(path, slot.name, None, "each tensor in one file", found="a tensor of two files")
+                problem = f"{slot.name}: another file of this checkpoint has it too"
+                raise CheckpointError(path, slot.name, None, "keep each tensor in one file", problem=problem)
             tensors[slot.name] = (path, slot)
     if not tensors:
-        raise CheckpointError(manifest_file, f"checkpoints[{place}].files", None, "weights", found="no tensor at all")
+        field = f"checkpoints[{place}].files"
+        raise CheckpointError(
+            manifest_file, field, None, "name files with weights", problem=f"{field}: no tensor at all"
+        )
     return tensors
 
 
@@ -148,13 +151,14 @@ def require_tied(manifest: Manifest, checkpoint: SavedCheckpoint) -> None:
         slot = checkpoint.tensors[first][1]
         for name in others:
             path, other = checkpoint.tensors[name]
-            accepted = f"what {first} has, since tensors.tied[{place}] says that they are one weight"
+            remedy = f"make them alike, or take {name} out of tensors.tied[{place}], which says they are one weight"
             for kind in ("dtype", "shape"):
                 if getattr(other, kind) != getattr(slot, kind):
-                    found = f"{getattr(other, kind)}, where {first} has {getattr(slot, kind)}"
-                    raise TensorMismatchError(path, f"{name}.{kind}", None, accepted, found=found)
+                    problem = f"{name}.{kind}: {getattr(other, kind)}, where {first} has {getattr(slot, kind)}"
+                    raise TensorMismatchError(path, f"{name}.{kind}", None, remedy, problem=problem)
             if checkpoint.digests is not None and checkpoint.digests[name] != checkpoint.digests[first]:
-                raise TensorMismatchError(path, name, None, accepted, found=f"other values in {checkpoint.name}")
+                problem = f"{name}: other values than {first} in {checkpoint.name}"
+                raise TensorMismatchError(path, name, None, remedy, problem=problem)
 
 
 def _require_frozen(manifest: Manifest, checkpoints: list[SavedCheckpoint]) -> None:
@@ -163,5 +167,4 @@ def _require_frozen(manifest: Manifest, checkpoints: list[SavedCheckpoint]) -> N
         first = checkpoints[0].digests
         for name in manifest.tensors.frozen if manifest.tensors else ():
             if first and checkpoint.digests and checkpoint.digests[name] != first[name]:
-                accepted = f"a frozen tensor that stays as it is in {checkpoints[0].name}"
-                raise TensorMismatchError(checkpoint.tensors[name][0], name, None, accepted, found="other values")
+                raise has_moved(name, checkpoint, checkpoints[0])

@@ -28,8 +28,9 @@ def start_values(run: RecordedRun) -> Samples:
     for name, sample in seen.items():
         both = aligned(recorded[name], sample) if name in recorded else None
         if name in recorded and (both is None or (both[0] != both[1]).any()):
-            accepted = f"the values {name} has in a checkpoint in which it is as it was at the start"
-            raise DigestMismatchError(run.file, f"start_sample.values: {name}", None, accepted, found="other values")
+            field = f"start_sample.values: {name}"
+            problem = f"{field} has other values in a checkpoint in which it is as it was at the start"
+            raise DigestMismatchError(run.file, field, None, "put back what was recorded", problem=problem)
     return {**recorded, **seen}
 
 

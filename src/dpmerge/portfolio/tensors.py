@@ -101,7 +101,8 @@ def _read_tensor(path: Path, file: BinaryIO, slot: TensorEntry, whole: Any, each
         if each:
             digest.update(piece)
         if not finite(slot.dtype, piece):
-            raise CheckpointError(path, slot.name, None, "finite values only", found="NaN or infinity")
+            problem = f"{slot.name}: NaN or infinity among its values"
+            raise CheckpointError(path, slot.name, None, "keep a checkpoint of finite values", problem=problem)
         if wanted is not None:
             values = np.frombuffer(piece, dtype=_STORED_AS[slot.dtype])
             first, last = np.searchsorted(wanted, (read, read + len(values)))
@@ -119,8 +120,8 @@ def read_samples(path: Path, slots: Iterable[TensorEntry]) -> dict[str, Sample]:
     except OSError as error:
         raise UnreadableCheckpointError.from_os(error, path=path) from None
     except ValueError as error:
-        found = f"an error: {error}"
-        raise CheckpointError(path, "file", path, "a readable safetensors file", found=found) from None
+        needed = "needed: a readable safetensors file"
+        raise CheckpointError(path, "file", path, needed, problem=f"cannot be read: {error}") from None
 
 
 def _sampled(content: mmap.mmap, slot: TensorEntry) -> Sample:
@@ -151,7 +152,8 @@ def read_tensor(path: Path, slot: TensorEntry) -> npt.NDArray[Any]:
         raise _changed(path)
     values = _widened(slot.dtype, values)
     if slot.dtype == "BOOL" and np.any(values.view(np.uint8) > 1):
-        raise CheckpointError(path, slot.name, None, "booleans stored as 0 or 1", found="another byte")
+        problem = f"{slot.name}: a boolean stored as another byte than 0 or 1"
+        raise CheckpointError(path, slot.name, None, "write the file anew", problem=problem)
     return values.reshape(slot.shape)
 
 
@@ -168,7 +170,8 @@ def _exactly(path: Path, file: BinaryIO, count: int) -> bytes:
 
 
 def _changed(path: Path) -> PortfolioError:
-    return CheckpointError(path, "file", path, "a file that nobody changes", found="another length than a moment ago")
+    problem = "it has another length than a moment ago"
+    return CheckpointError(path, "file", path, "wait until nobody changes it", problem=problem)
 
 
 def weights_digest(tensors: Iterable[tuple[str, str, tuple[int, ...], str]]) -> str:

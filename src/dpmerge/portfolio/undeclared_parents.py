@@ -70,8 +70,9 @@ class _Comparison:
             unread = not checkpoint.samples and run.manifest.start_sample is not None
             theirs = self._starts[parent.manifest.run]
             if not unread and self._near(run, parent, [checkpoint], {}, theirs) is None:
-                accepted = f"the weights of {checkpoint.name}, from which the run says it started"
-                raise MissingParentError(run.file, "initial_weights", start, accepted, found=str(start))
+                problem = f"initial_weights: {start}, not those of {checkpoint.name}, where the run says it started"
+                remedy = "state the checkpoint it started from"
+                raise MissingParentError(run.file, "initial_weights", start, remedy, problem=problem)
 
     def require_apart(self, run: RecordedRun, other: RecordedRun) -> None:
         """Refuse a start that is near a checkpoint of another run, or of its parent later than it says."""

@@ -8,15 +8,14 @@ Refuses: facts that contradict one another, each by its field.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from dpmerge.accounting.exposure import Adjacency, Mechanism
 from dpmerge.accounting.mechanisms import DpSgd
-from dpmerge.accounting.one_shot_mechanisms import (
-    AccountantHistory,
-)
+from dpmerge.accounting.one_shot_mechanisms import AccountantHistory
 from dpmerge.accounting.smoothness import SmoothKind, Smoothness
 from dpmerge.accounting.training_settings import Clipping, Optimizer, Sampling, StepBlock
 from dpmerge.errors import InvalidInputError
@@ -30,7 +29,14 @@ from dpmerge.terms.one_shot_schema import (
     Setting,
 )
 
-SamplingName = Literal["full_batch", "poisson", "shuffled", "unknown"]
+SamplingName = Annotated[
+    Literal["full_batch", "poisson", "shuffled", "unknown"],
+    Field(description='"full_batch", "poisson", "shuffled" or "unknown"'),
+]
+StepsPerEpoch = Annotated[
+    Annotated[int, Field(ge=1)] | None, Field(description="an integer ≥ 1, for shuffled batches only")
+]
+ClippingName = Annotated[Literal["per_example", "aggregate"], Field(description='"per_example" or "aggregate"')]
 
 
 class BlockSpec(Strict):
@@ -106,11 +112,9 @@ class DpSgdFacts(Strict):
 
     kind: Literal["dp_sgd"] = Field(description='"dp_sgd"')
     blocks: list[BlockSpec] = Field(min_length=1, description="a non-empty list of blocks of steps")
-    sampling: SamplingName = Field(description='"full_batch", "poisson", "shuffled" or "unknown"')
-    steps_per_epoch: Annotated[int, Field(ge=1)] | None = Field(
-        default=None, description="an integer ≥ 1, for shuffled batches only"
-    )
-    clipping: Literal["per_example", "aggregate"] = Field(description='"per_example" or "aggregate"')
+    sampling: SamplingName
+    steps_per_epoch: StepsPerEpoch = None
+    clipping: ClippingName
     flat_clipping: bool = Field(description="true (one norm over all trained tensors) or false (one for each layer)")
     optimizer: OptimizerFacts = Field(description="an object with at least a name")
     loss_reduction: Literal["mean", "sum"] = Field(description='"mean" or "sum"')
@@ -136,7 +140,7 @@ class DpSgdFacts(Strict):
         return self
 
     def mechanism(self, setting: Setting) -> Mechanism:
-        blocks = [_placed(f"blocks[{i}]", block) for i, block in enumerate(self.blocks)]
+        blocks = step_blocks(self.blocks)
         length = sum(block.steps for block in blocks)
         reasons = [_no_accounting(self.sampling, setting.adjacency)]
         if setting.adjacency is Adjacency.ADD_REMOVE and not self.public_divisor:
@@ -188,11 +192,9 @@ class HistoryFacts(Strict):
 
     kind: Literal["accountant_history"] = Field(description='"accountant_history"')
     blocks: list[HistoryBlock] = Field(min_length=1, description="a non-empty list of blocks of steps")
-    sampling: SamplingName = Field(description='"full_batch", "poisson", "shuffled" or "unknown"')
-    steps_per_epoch: Annotated[int, Field(ge=1)] | None = Field(
-        default=None, description="an integer ≥ 1, for shuffled batches only"
-    )
-    clipping: Literal["per_example", "aggregate"] = Field(description='"per_example" or "aggregate"')
+    sampling: SamplingName
+    steps_per_epoch: StepsPerEpoch = None
+    clipping: ClippingName
     public_divisor: bool = Field(
         description="true or false: is the divisor of the gradients' sum a constant fixed without looking at the data?"
     )
@@ -237,8 +239,12 @@ def _no_accounting(sampling: str, adjacency: Adjacency) -> str | None:
     return None
 
 
-def _placed(place: str, block: BlockSpec) -> StepBlock:
-    try:
-        return block.block()
-    except InvalidInputError as error:
-        raise error.within(place) from None
+def step_blocks(stated: Sequence[BlockSpec]) -> list[StepBlock]:
+    """Each as the mathematics sees it; what is refused is named by its place."""
+    made = []
+    for place, block in enumerate(stated):
+        try:
+            made.append(block.block())
+        except InvalidInputError as error:
+            raise error.within(f"blocks[{place}]") from None
+    return made

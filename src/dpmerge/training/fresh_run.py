@@ -23,8 +23,8 @@ def require_fresh(optimizer: DPOptimizer, folder: Path) -> None:
             f"optimizer: a {type(optimizer).__name__}; pass the one PrivacyEngine.make_private returned"
         )
     if (folder / MANIFEST_NAME).exists() or any(folder.glob("*.safetensors")):
-        accepted = f"a folder without a {MANIFEST_NAME} or checkpoints: a record is never overwritten"
-        raise InvalidInputError("directory", str(folder), accepted)
+        problem = f"directory: {folder} holds a {MANIFEST_NAME} or checkpoints, and a record is never overwritten"
+        raise InvalidInputError("directory", str(folder), "name another folder", problem=problem)
     accountant = _accountant(optimizer)
     if accountant is not None and accountant.history:
         taken = sum(steps for _, _, steps in accountant.history)

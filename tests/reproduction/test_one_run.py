@@ -16,14 +16,14 @@ from scipy.special import ndtr, ndtri
 from scipy.stats import binom
 
 from dpmerge.auditing.gaussian_estimator import gaussian_epsilon
-from dpmerge.auditing.one_run import (
+from dpmerge.errors import InvalidInputError
+from reproduction.one_run import (
     one_run_epsilon,
     one_run_f_dp_epsilon,
     one_run_guesses,
     one_run_mu,
     one_run_p_value,
 )
-from dpmerge.errors import InvalidInputError
 
 OTHER = json.loads((Path(__file__).parents[1] / "data" / "jax_privacy_values.json").read_text())["samples"]
 CASES = [
