@@ -29,6 +29,7 @@ COARSEST_INTERVAL = 1e-4  # for a composition of many steps; a single dear one m
 _FINEST_INTERVAL = 1e-8
 _TAIL = 1e-15  # mass allowed beyond either end of the window, put back at infinity
 _MOST_BINS = 2**22
+_BINS_OF_RARE_STEPS = 2**19
 _COMMON_LENGTH = 2**19  # of the circle of grid points where a shorter one would do, so that transforms are shared
 _NEGLIGIBLE = -80.0  # logarithm of what is left of a frequency that is dropped
 
@@ -56,13 +57,19 @@ def compose_steps(compositions: Sequence[Composition]) -> Iterator[tuple[Compose
 
 def _fitting_interval(composition: Composition) -> float:
     """A grid fine against the loss of one step and of all, without more bins than are worth their time."""
-    spread = np.sqrt(sum(count * step.deviation**2 for step, count in composition.items()))
-    width = 2 * (9 * spread + spread**2) + max(step.largest_loss for step in composition)
+    variances = {step: count * step.deviation**2 for step, count in composition.items()}
+    spread = np.sqrt(sum(variances.values()))
+    largest = max(step.largest_loss for step in composition)
+    width = 2 * (9 * spread + spread**2) + largest
     wanted = max(step.wanted_bins for step in composition)
     interval = COARSEST_INTERVAL * 2**16 / wanted
     while interval > max(_FINEST_INTERVAL, width / wanted):
         interval /= 2
-    while interval < max(step.largest_loss for step in composition) / _MOST_BINS:
+    # Rarely drawn steps lose hardly anything, and a coarse grid would make that more, a million times over.
+    typical = min(step.deviation for step, variance in variances.items() if variance >= 0.01 * spread**2)
+    while interval > max(_FINEST_INTERVAL, typical / 16) and width < interval / 2 * _BINS_OF_RARE_STEPS:
+        interval /= 2
+    while interval < largest / _MOST_BINS:
         interval *= 2
     return interval
 
