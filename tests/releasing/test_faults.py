@@ -463,9 +463,9 @@ class TestFailures:
         finished(home, place / "out", 0, files[NOISE.name])
 
     def test_an_abandoned_release_stays_charged(self, home: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        book = BudgetScope("soaked", "record", "replace_one")
+        scope = BudgetScope("soaked", "record", "replace_one")
         with Ledger.open(home / LEDGER_NAME) as ledger:
-            ledger.set_cap(book, Cap(epsilon=3.0, delta=DELTA, rule="gaussian_filter"))
+            ledger.set_cap(scope, Cap(epsilon=3.0, delta=DELTA, rule="gaussian_filter"))
         planned = stated_weights(loaded(home), {"a@20": 1.0}, LOOSE)  # μ² = 20·(2/16)² = 0.3125
         with monkeypatch.context() as patched:
             patched.setattr(Ledger, "charge", after_charging((home / "a" / "step-20.safetensors").unlink))
@@ -479,7 +479,7 @@ class TestFailures:
         assert [each.status for each in charged(home)] == ["abandoned"]
         assert ran("ledger", "recover", home).output.strip() == "Nothing is pending."
         with Ledger.open(home / LEDGER_NAME) as ledger:
-            left = ledger.budget_report(book, DELTA).left
+            left = ledger.budget_report(scope, DELTA).left
         assert left is not None
         assert left.spent == pytest.approx(0.3125, rel=1e-12)
         assert not (place / "out").exists()

@@ -282,9 +282,9 @@ class TestNothingHappens:
         assert entries(mnist) == []
 
     def test_where_the_cap_is_reached(self, mnist: Portfolio, tmp_path: Path) -> None:
-        book = BudgetScope(mnist.dataset, mnist.unit, mnist.adjacency.value)
+        scope = BudgetScope(mnist.dataset, mnist.unit, mnist.adjacency.value)
         with Ledger.open(default_ledger(mnist)) as ledger:
-            ledger.set_cap(book, Cap(epsilon=0.5, delta=DELTA, rule="gaussian_filter"))
+            ledger.set_cap(scope, Cap(epsilon=0.5, delta=DELTA, rule="gaussian_filter"))
         with pytest.raises(CapExceededError, match="the privacy filter gaussian_filter has"):
             release(joint(mnist, 0.8), out=tmp_path / "out")
         assert entries(mnist) == ["opened", "cap"]

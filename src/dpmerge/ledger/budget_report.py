@@ -87,7 +87,7 @@ def budget_report(state: ScopeState, delta: float, others: Sequence[BudgetScope]
     ceiling = {} if state.cap is None else {run["identity"]: run["step"] for run in state.cap["ceiling"]}
     seen = sorted({*state.exposed, *state.locks, *ceiling}, key=lambda run: (state.runs[run].name, run))
     return BudgetReport(
-        scope=state.book,
+        scope=state.scope,
         delta=delta,
         epsilon=epsilon,
         why=why,
@@ -184,7 +184,7 @@ def _caveats(state: ScopeState, others: Sequence[BudgetScope]) -> Iterator[str]:
         yield f"adopted with no signature: {unsigned}; all runs count as released, private validations of theirs do not"
     if state.accepted:
         yield "entries were lost; somebody vouched that what is counted here is all: others may be missing"
-    if same := [other for other in others if other.dataset == state.book.dataset]:
+    if same := [other for other in others if other.dataset == state.scope.dataset]:
         yield f"the same data has other budget scopes, whose releases are not counted here: {', '.join(map(str, same))}"
     if len(state.releases) > 1 and state.cap is None:
         yield "ε is of what was drawn; where later releases were chosen after earlier ones, only a cap is a guarantee"

@@ -27,8 +27,8 @@ from dpmerge.ledger.database import PATIENCE, Database, append, entries_after, h
 from dpmerge.ledger.entries import BudgetScope, Entry, Kind, canonical, following
 from dpmerge.ledger.ledger_schema import LEDGER_SCHEMA
 from dpmerge.ledger.privacy_filters import Proposal, admit
-from dpmerge.ledger.run_checks import Stated, require_own_book, require_same_runs, require_unlocked_elsewhere
-from dpmerge.ledger.state import ScopeState, State
+from dpmerge.ledger.run_checks import Stated, require_own_dataset, require_same_runs, require_unlocked_elsewhere
+from dpmerge.ledger.state import State
 
 BANNER = "not for release: it names runs that have not been released"
 _SAME = ("terms", "identities", "final")
@@ -120,23 +120,23 @@ class Ledger:
         release_id: str,
     ) -> Charge:
         scope, runs = proposed.scope, list(proposed.runs)
-        book = state.books.get(scope.id) or ScopeState.of(scope)
-        require_own_book(state, scope, runs)
-        require_same_runs(book, runs)
+        before = state.of(scope)
+        require_own_dataset(state, scope, runs)
+        require_same_runs(before, runs)
         proposal = Proposal(proposed.terms, proposed.exposures, proposed.final)
         require_unlocked_elsewhere(state, scope, proposal.exposures, final=proposed.final)
-        admitted = admit(book.considering(runs), proposal)
+        admitted = admit(before.considering(runs), proposal)
         body = {**proposed.body, "release": release_id, "counted": admitted.counted, "cost": admitted.cost}
         body["index"] = _drawn(draw, proposed.terms.units)
         entry = self._append(connection, state, scope, "release", body)
-        return replace(book.charged(entry), ledger=self.id)
+        return replace(before.charged(entry), ledger=self.id)
 
     def _charged_before(self, state: State, proposed: Charge, release_id: str) -> Charge | None:
         """What was charged with the same id or key; refused if that was something else."""
-        book = state.books.get(proposed.scope.id)
+        before = state.of(proposed.scope)
         by_id = state.find(release_id)
-        by_key = None if proposed.key is None or book is None else book.keys.get(proposed.key)
-        found = by_id or (None if by_key is None or book is None else book.releases[by_key])
+        by_key = None if proposed.key is None else before.keys.get(proposed.key)
+        found = by_id or (None if by_key is None else before.releases[by_key])
         if found is not None and (differing := _differing(proposed, found)) is not None:
             field, value = ("request-key", proposed.key) if by_id is None else ("release", release_id)
             accepted = "another one for another release; this one was used before"
@@ -163,7 +163,7 @@ class Ledger:
                 found = f"{release_id}, which is {'sealed' if release.status == 'pending' else release.status}"
                 raise InvalidInputError("release", release_id, accepted, found=found)
             body = {"release": release_id, **_written(output)}
-            self._append(connection, state, state.releases[release_id].book, kind, body)
+            self._append(connection, state, state.releases[release_id].scope, kind, body)
 
     def abandon(self, release_id: str, reason: str) -> None:
         """Note that nothing will be written; it stays charged."""
@@ -176,7 +176,7 @@ class Ledger:
                 found = f"{release_id}, which is {release.status}"
                 raise InvalidInputError("release", release_id, "a pending release", found=found)
             body = {"release": release_id, "reason": reason}
-            self._append(connection, state, state.releases[release_id].book, "abandoned", body)
+            self._append(connection, state, state.releases[release_id].scope, "abandoned", body)
 
     def adopt(
         self,
@@ -219,31 +219,29 @@ class Ledger:
                     )
                 return
             scope = proposed.scope
-            book = state.books.get(scope.id) or ScopeState.of(scope)
+            before = state.of(scope)
             runs = list(proposed.runs) + ([] if signed_by is not None else list(held))
-            require_own_book(state, scope, runs)
-            require_same_runs(book, runs)
+            require_own_dataset(state, scope, runs)
+            require_same_runs(before, runs)
             body = {**proposed.body, "release": release_id, "entry": list(entry), **_written(output)}
             if signed_by is not None:
                 body |= {"index": index, "signed_by": signed_by}
             else:
-                body |= {"index": None, "everything": book.considering(runs).everything()}
-            self._append(connection, state, scope, "adopted", adopted_body(book, body))
+                body |= {"index": None, "everything": before.considering(runs).everything()}
+            self._append(connection, state, scope, "adopted", adopted_body(before, body))
 
-    def accept(self, book: BudgetScope, why: str) -> None:
+    def accept(self, scope: BudgetScope, why: str) -> None:
         """Note that somebody vouches for this ledger being whole, although it was known to lack entries."""
         with self._lock, self._database.writing() as connection:
             state = self._current(connection)
-            self._append(connection, state, book, "accepted", {"why": why})
+            self._append(connection, state, scope, "accepted", {"why": why})
 
-    def set_cap(self, book: BudgetScope, cap: Cap) -> None:
-        """Promise that everything that ever leaves of this book keeps within (ε, δ)."""
+    def set_cap(self, scope: BudgetScope, cap: Cap) -> None:
+        """Promise that everything that ever leaves of this scope keeps within (ε, δ)."""
         with self._lock, self._database.writing() as connection:
             state = self._current(connection)
-            found = state.books.get(book.id) or ScopeState.of(book)
-            require_own_book(state, book, [])
-            body = cap_body(found, cap)
-            self._append(connection, state, book, "cap", body)
+            require_own_dataset(state, scope, [])
+            self._append(connection, state, scope, "cap", cap_body(state.of(scope), cap))
 
     # Asking
 
@@ -251,29 +249,25 @@ class Ledger:
         found = self._read().find(release_id)
         return None if found is None else replace(found, ledger=self.id)
 
-    def by_key(self, book: BudgetScope, key: str) -> Charge | None:
-        state = self._read().books.get(book.id)
-        if state is None or key not in state.keys:
-            return None
-        return replace(state.releases[state.keys[key]], ledger=self.id)
+    def by_key(self, scope: BudgetScope, key: str) -> Charge | None:
+        state = self._read().of(scope)
+        return replace(state.releases[state.keys[key]], ledger=self.id) if key in state.keys else None
 
     def pending(self) -> list[Charge]:
         return [replace(charge, ledger=self.id) for charge in self._read().pending()]
 
-    def books(self) -> list[BudgetScope]:
-        return [state.book for state in self._read().books.values()]
+    def scopes(self) -> list[BudgetScope]:
+        return [each.scope for each in self._read().scopes.values()]
 
-    def budget_report(self, book: BudgetScope, delta: float) -> BudgetReport:
+    def budget_report(self, scope: BudgetScope, delta: float) -> BudgetReport:
         """What was released in a scope, what it has cost and what is left under its cap."""
         state = self._read()
-        others = [other.book for other in state.books.values() if other.book != book]
-        found = state.books.get(book.id) or ScopeState.of(book)
-        return budget_report(found, delta, others)
+        others = [other.scope for other in state.scopes.values() if other.scope != scope]
+        return budget_report(state.of(scope), delta, others)
 
-    def is_capped(self, book: BudgetScope) -> bool:
+    def is_capped(self, scope: BudgetScope) -> bool:
         """Whether something was promised about everything that is ever released in a scope."""
-        state = self._read().books.get(book.id)
-        return state is not None and state.cap is not None
+        return self._read().of(scope).cap is not None
 
     def head(self) -> tuple[int, str]:
         """Number and hash of the last entry."""
@@ -334,14 +328,14 @@ class Ledger:
         return self._state
 
     def _append(
-        self, connection: Connection, state: State, book: BudgetScope, kind: Kind, body: Mapping[str, Any]
+        self, connection: Connection, state: State, scope: BudgetScope, kind: Kind, body: Mapping[str, Any]
     ) -> Entry:
-        """The entry, after one that opens its book if that is new. The state catches up once they are committed."""
+        """The entry, after one that opens its scope if that is new. The state catches up once they are committed."""
         entries: list[Entry] = []
-        if book.id not in state.books:
-            entries.append(following(self.id, state.head, kind="opened", book=book, body=book.document()))
+        if scope.id not in state.scopes:
+            entries.append(following(self.id, state.head, kind="opened", scope=scope, body=scope.document()))
         head = (entries[-1].seq, entries[-1].hash) if entries else state.head
-        entries.append(following(self.id, head, kind=kind, book=book, body=body))
+        entries.append(following(self.id, head, kind=kind, scope=scope, body=body))
         append(connection, entries)
         return entries[-1]
 

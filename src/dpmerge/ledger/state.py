@@ -22,7 +22,7 @@ from dpmerge.terms.run_record import RunRecord
 
 @dataclass(frozen=True)
 class KnownRun:
-    """A run a book has heard of: its statement names parents by identity, so that it means the same everywhere."""
+    """A run a scope has heard of: its statement names parents by identity, so that it means the same everywhere."""
 
     identity: str
     name: str
@@ -32,9 +32,9 @@ class KnownRun:
 
 @dataclass
 class ScopeState:
-    """All that is known of one book."""
+    """All that is known of one budget scope."""
 
-    book: BudgetScope
+    scope: BudgetScope
     prices: RunCosts
     runs: dict[str, KnownRun] = field(default_factory=dict)
     releases: dict[str, Charge] = field(default_factory=dict)
@@ -65,18 +65,18 @@ class ScopeState:
     """Why the cap can no longer be vouched for, after a restored backup."""
 
     @classmethod
-    def of(cls, book: BudgetScope) -> ScopeState:
-        return cls(book, RunCosts(book.adjacency))
+    def of(cls, scope: BudgetScope) -> ScopeState:
+        return cls(scope, RunCosts(scope.adjacency))
 
     def considering(self, runs: Iterable[tuple[str, Mapping[str, Any], str | None]]) -> ScopeState:
-        """The book with further runs known to it, so that they can be priced; this one stays as it is."""
+        """The scope with further runs known to it, so that they can be priced; this one stays as it is."""
         wider = replace(self, runs=dict(self.runs), prices=self.prices.considering())
         for identity, statement, mark in runs:
             wider._know(identity, statement, mark)
         return wider
 
     def everything(self) -> list[dict[str, Any]]:
-        """Every run of the book in its whole length, as an entry states it."""
+        """Every run of the scope in its whole length, as an entry states it."""
         return [
             {
                 "identity": identity,
@@ -206,9 +206,9 @@ class State:
 
     ledger: str
     head: tuple[int, str] = (0, BEFORE_THE_FIRST)
-    books: dict[str, ScopeState] = field(default_factory=dict)
+    scopes: dict[str, ScopeState] = field(default_factory=dict)
     releases: dict[str, ScopeState] = field(default_factory=dict)
-    """Release → its book."""
+    """Release → its scope."""
 
     def apply(self, entry: Entry) -> None:
         """The next entry, its seal checked."""
@@ -221,31 +221,37 @@ class State:
 
     def _apply(self, entry: Entry) -> None:
         if entry.kind == "opened":
-            book = BudgetScope(**entry.body)
-            if book.id != entry.book or book.id in self.books:
-                raise LedgerBrokenError(f"entry {entry.seq}: opens a book that is open, or another one than it says")
-            self.books[book.id] = ScopeState.of(book)
+            scope = BudgetScope(**entry.body)
+            if scope.id != entry.book or scope.id in self.scopes:
+                raise LedgerBrokenError(
+                    f"entry {entry.seq}: opens a budget scope that is open, or another one than it says"
+                )
+            self.scopes[scope.id] = ScopeState.of(scope)
             return
-        if entry.book not in self.books:
-            raise LedgerBrokenError(f"entry {entry.seq}: of a book that was never opened")
-        state = self.books[entry.book]
+        if entry.book not in self.scopes:
+            raise LedgerBrokenError(f"entry {entry.seq}: of a budget scope that was never opened")
+        state = self.scopes[entry.book]
         if entry.kind in ("release", "adopted"):
             if entry.body["release"] in self.releases:
                 raise LedgerBrokenError(f"entry {entry.seq}: release {entry.body['release']} was charged before")
             terms = entry.body["terms"]
-            if BudgetScope(terms["dataset"], terms["unit"], terms["adjacency"]) != state.book:
-                raise LedgerBrokenError(f"entry {entry.seq}: its terms are of another book")
+            if BudgetScope(terms["dataset"], terms["unit"], terms["adjacency"]) != state.scope:
+                raise LedgerBrokenError(f"entry {entry.seq}: its terms are of another budget scope")
         state.apply(entry)
         if entry.kind in ("release", "adopted"):
             self.releases[entry.body["release"]] = state
 
+    def of(self, scope: BudgetScope) -> ScopeState:
+        """What is known of a budget scope; of one that was never opened, nothing."""
+        return self.scopes.get(scope.id) or ScopeState.of(scope)
+
     def find(self, release_id: str) -> Charge | None:
-        book = self.releases.get(release_id)
-        return None if book is None else book.releases[release_id]
+        scope = self.releases.get(release_id)
+        return None if scope is None else scope.releases[release_id]
 
     def pending(self) -> Iterator[Charge]:
-        for book in self.books.values():
-            yield from (release for release in book.releases.values() if release.status == "pending")
+        for scope in self.scopes.values():
+            yield from (release for release in scope.releases.values() if release.status == "pending")
 
 
 def require_next(ledger: str, head: tuple[int, str], entry: Entry) -> None:

@@ -30,12 +30,12 @@ def require_statement_free(
     with ExitStack() as closing:
         opened: dict[str, Ledger] = {}
         for place in [*beside, *([] if ledger is None else [ledger])]:
-            book = closing.enter_context(Ledger.open(place, create=False, insecure_permissions=insecure_permissions))
-            opened[book.id] = book
+            found = closing.enter_context(Ledger.open(place, create=False, insecure_permissions=insecure_permissions))
+            opened[found.id] = found
         for home in homes:
             _require_known_ledger(home / WITNESS_NAME, before.run, opened)
-        for book in opened.values():
-            _require_as_charged(path, before, after, book)
+        for each in opened.values():
+            _require_as_charged(path, before, after, each)
 
 
 def _require_known_ledger(witness: Path, run: str, opened: dict[str, Ledger]) -> None:
@@ -52,7 +52,7 @@ def _require_known_ledger(witness: Path, run: str, opened: dict[str, Ledger]) ->
 def _require_as_charged(path: Path, before: Manifest, after: Manifest, ledger: Ledger) -> None:
     identity = identity_of(before)
     stated = after.statement.model_dump(exclude_none=True)
-    for scope in fold(ledger.id, ledger.entries()).books.values():
+    for scope in fold(ledger.id, ledger.entries()).scopes.values():
         known = scope.runs.get(identity)
         if known is None:
             continue

@@ -111,7 +111,7 @@ class PortfolioLedger(Ledger):
         Returns:
             One report for each data set, unit and adjacency.
         """
-        return [self.budget_report(scope, delta) for scope in self.books()]
+        return [self.budget_report(scope, delta) for scope in self.scopes()]
 
     @classmethod
     def cap(

@@ -169,20 +169,20 @@ def release(
     require_writable(target, overwrite=True)
     if new := is_missing(place):  # nothing can be known or pending there: what cannot be made leaves no ledger behind
         require_makeable(portfolio, terms, settings, place, jobs, every_byte=final)
-    with output_lock(target) as release_lock, opened_ledger(place, portfolio, insecure_permissions) as book:
-        require_whole_ledger(book, portfolio, target)
+    with output_lock(target) as release_lock, opened_ledger(place, portfolio, insecure_permissions) as opened:
+        require_whole_ledger(opened, portfolio, target)
         proposed = _proposed(portfolio, terms, settings, final, request_key)
         require_private_salt(portfolio, insecure_permissions)
-        if request_key is None or book.by_key(proposed.scope, request_key) is None:
-            _require_new(book, portfolio, terms, settings, place, jobs, final=final, looked_at=new)
-        charge = book.charge(proposed, draw)
-        job = ReleaseJob(ledger=book, charge=charge, portfolio=portfolio, jobs=jobs, progress=progress, unlock=unlock)
+        if request_key is None or opened.by_key(proposed.scope, request_key) is None:
+            _require_new(opened, portfolio, terms, settings, place, jobs, final=final, looked_at=new)
+        charge = opened.charge(proposed, draw)
+        job = ReleaseJob(ledger=opened, charge=charge, portfolio=portfolio, jobs=jobs, progress=progress, unlock=unlock)
         left = f"release {charge.release_id} is charged; `dpmerge ledger recover` finishes it"
         with noting(left if charge.status == "pending" else None, target):
-            witness(book, portfolio)
+            witness(opened, portfolio)
             made = publish(job, target, release_lock)
         with noting(f"release {charge.release_id} is out, in {target}: it is charged and complete", target):
-            witness(book, portfolio)
+            witness(opened, portfolio)
     return Release(Path(out), charge.release_id, made.content, made.files, made.is_signed, charge.already)
 
 
@@ -236,7 +236,7 @@ def _proposed(
 
 
 def _require_new(
-    book: Ledger,
+    ledger: Ledger,
     portfolio: Portfolio,
     terms: ReleaseTerms,
     settings: ReleaseSettings,
@@ -247,8 +247,8 @@ def _require_new(
     looked_at: bool,
 ) -> None:
     """Refuse before charging what could not be made (unless that was `looked_at`), or was charged already."""
-    require_runs_as_charged(book, [portfolio.run(record.run).manifest for record in terms.runs])
-    once = final or book.is_capped(BudgetScope(portfolio.dataset, portfolio.unit, portfolio.adjacency.value))
+    require_runs_as_charged(ledger, [portfolio.run(record.run).manifest for record in terms.runs])
+    once = final or ledger.is_capped(BudgetScope(portfolio.dataset, portfolio.unit, portfolio.adjacency.value))
     if not looked_at:
         require_makeable(portfolio, terms, settings, place, jobs, every_byte=once)
-    require_nothing_pending(book, portfolio, terms, Path(settings.out))
+    require_nothing_pending(ledger, portfolio, terms, Path(settings.out))
