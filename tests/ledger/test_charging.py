@@ -73,7 +73,7 @@ def test_the_same_key_gives_the_same_draw(ledger: Ledger) -> None:
 )
 def test_the_same_key_for_something_else_is_refused(ledger: Ledger, other: Charge) -> None:
     ledger.charge(request([A, B], "a@3", "b@2", key="monday"), first)
-    with pytest.raises(InvalidInputError, match="^request-key: got 'monday' with other") as refused:
+    with pytest.raises(InvalidInputError, match="^request-key: 'monday' was used before, .* with other") as refused:
         ledger.charge(other, first)
     assert refused.value.field == "request-key"
 
@@ -91,7 +91,7 @@ def test_a_release_id_chosen_beforehand_is_charged_once(ledger: Ledger) -> None:
     one = ledger.charge(request([A], "a@3"), first, release_id=chosen)
     two = ledger.charge(request([A], "a@3"), first, release_id=chosen)
     assert (one.already, two.already, two.entry) == (False, True, one.entry)
-    with pytest.raises(InvalidInputError, match="^release: got .* with other terms"):
+    with pytest.raises(InvalidInputError, match="^release: .* was used before, for a release with other terms"):
         ledger.charge(request([A], "a@4"), first, release_id=chosen)
 
 
@@ -117,9 +117,9 @@ def test_a_release_is_completed_once(ledger: Ledger) -> None:
     assert done is not None
     assert done.output is not None
     assert (done.status, done.output.files, done.output.where) == ("completed", output["files"], "/out")
-    with pytest.raises(InvalidInputError, match="a pending release, or the same output again"):
+    with pytest.raises(InvalidInputError, match="is completed, and not as these files; publish what was sealed"):
         ledger.complete(charged.release_id, **{**output, "certificate": "2" * 64})
-    with pytest.raises(InvalidInputError, match="which is completed; accepted: a pending release"):
+    with pytest.raises(InvalidInputError, match="is completed: only a pending one can be abandoned"):
         ledger.abandon(charged.release_id, "changed my mind")
     with pytest.raises(InvalidInputError, match="the id of a release in this ledger"):
         ledger.complete("nothing", **output)
@@ -134,7 +134,7 @@ def test_a_sealed_release_accepts_no_other_output(ledger: Ledger) -> None:
     assert pending.output is not None
     assert pending.output.certificate == "1" * 64
     for again in (ledger.seal, ledger.complete):
-        with pytest.raises(InvalidInputError, match="which is sealed; accepted: a pending release, or the same output"):
+        with pytest.raises(InvalidInputError, match="is sealed, and not as these files; publish what was sealed"):
             again(charged.release_id, **{**output, "certificate": "2" * 64})
     ledger.complete(charged.release_id, **output)
     assert [entry.kind for entry in ledger.entries()] == ["opened", "release", "sealed", "completed"]
@@ -146,7 +146,7 @@ def test_an_abandoned_release_stays_charged(ledger: Ledger) -> None:
     charged = ledger.charge(request([A], "a@3"), first)
     ledger.abandon(charged.release_id, "the disk was full")
     ledger.abandon(charged.release_id, "the disk was full")
-    with pytest.raises(InvalidInputError, match="which is abandoned"):
+    with pytest.raises(InvalidInputError, match="is abandoned, and not as these files"):
         ledger.complete(charged.release_id, files={}, certificate="0" * 64, where="/out")
     standing = ledger.budget_report(SCOPE, 1e-5)
     assert standing.runs[0].step == 3

@@ -112,8 +112,10 @@ def adopted_body(state: ScopeState, body: Mapping[str, Any]) -> dict[str, Any]:
 def _require_same_rule(state: ScopeState, cap: Cap) -> None:
     for field, name, value in (("rule", "privacy_filter", cap.rule), ("order", "order", cap.order)):
         if state.cap is not None and state.cap[field] != value:
-            accepted = f"{state.cap[field]}, as the cap was first set: another one would count the past anew"
-            raise InvalidInputError(f"cap.{name}", value, accepted)
+            problem = (
+                f"cap.{name}: the cap was first set with {state.cap[field]}, and {value} would count the past anew"
+            )
+            raise InvalidInputError(f"cap.{name}", value, "keep to the first", problem=problem)
 
 
 def _ceiling(state: ScopeState, cap: Cap) -> Iterator[dict[str, Any]]:

@@ -139,8 +139,8 @@ class Ledger:
         found = by_id or (None if by_key is None else before.releases[by_key])
         if found is not None and (differing := _differing(proposed, found)) is not None:
             field, value = ("request-key", proposed.key) if by_id is None else ("release", release_id)
-            accepted = "another one for another release; this one was used before"
-            raise InvalidInputError(field, value, accepted, found=f"{value!r} with other {differing}")
+            problem = f"{field}: {value!r} was used before, for a release with other {differing}"
+            raise InvalidInputError(field, value, "name another release otherwise", problem=problem)
         return found
 
     def seal(self, release_id: str, *, files: Mapping[str, str], certificate: str, where: str) -> None:
@@ -159,9 +159,9 @@ class Ledger:
             if noted and release.output == output:
                 return
             if release.status != "pending" or (release.output is not None and release.output != output):
-                accepted = "a pending release, or the same output again"
-                found = f"{release_id}, which is {'sealed' if release.status == 'pending' else release.status}"
-                raise InvalidInputError("release", release_id, accepted, found=found)
+                status = "sealed" if release.status == "pending" else release.status
+                problem = f"release {release_id} is {status}, and not as these files"
+                raise InvalidInputError("release", release_id, "publish what was sealed, or nothing", problem=problem)
             body = {"release": release_id, **_written(output)}
             self._append(connection, state, state.releases[release_id].scope, kind, body)
 
@@ -173,8 +173,8 @@ class Ledger:
             if release.status == "abandoned":
                 return
             if release.status != "pending":
-                found = f"{release_id}, which is {release.status}"
-                raise InvalidInputError("release", release_id, "a pending release", found=found)
+                problem = f"release {release_id} is {release.status}: only a pending one can be abandoned"
+                raise InvalidInputError("release", release_id, "`dpmerge ledger show` lists them", problem=problem)
             body = {"release": release_id, "reason": reason}
             self._append(connection, state, state.releases[release_id].scope, "abandoned", body)
 

@@ -61,8 +61,9 @@ def admit(state: ScopeState, proposal: Proposal) -> Admitted:
     """How the release is counted, or why it may not be made."""
     if proposal.terms.is_final and not proposal.final:
         theorems = sorted({candidate.theorem for candidate in proposal.terms.candidates})
-        accepted = "joint_release; or declare the release final, which locks its runs"
-        raise InvalidInputError("candidates.theorem", theorems, accepted)
+        problem = f"{', '.join(theorems)}: holds only for the last release of its runs, and this one is not final"
+        remedy = "use joint_release, or declare the release final, which locks its runs"
+        raise InvalidInputError("candidates.theorem", theorems, remedy, problem=problem)
     require_unlocked(state, proposal.exposures, final=proposal.final)
     counted: Counted = "joint" if proposal.bounds is None else "theorem"
     if state.cap is None:

@@ -92,7 +92,7 @@ def require_unlocked(scope: ScopeState, exposures: Iterable[Mapping[str, int]], 
     if final and (seen := [run for run in touched if run in scope.exposed]):
         raise RunsLockedError(
             f"{_named(scope, seen, scope.seen_in)}: seen before, so that no release of them can be final; without "
-            "--final it is charged as joint release"
+            "final=True (--final) it is charged as joint release"
         )
 
 

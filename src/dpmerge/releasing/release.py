@@ -202,9 +202,9 @@ def releasable(plan: Plan, *, final: bool) -> ReleaseTerms:
             raise
         locked = ", ".join(sorted({run for each in terms.candidates for run in each.exposed}))
         raise NoGuaranteeError(
-            f"epsilon: got {target.epsilon:g} at delta {target.delta:g}; accepted: at least "
-            f"{format_up(error.smallest)} for a release that others may follow, or a final one (--final), which "
-            f"locks {locked} for good"
+            f"as a release that others may follow this has ε = {format_up(error.smallest)}, above {target.epsilon:g} "
+            f"at δ = {target.delta:g}; plan it with the theorem joint_release, or make it a final release, final=True "
+            f"(--final), which locks {locked} for good"
         ) from None
     return terms
 
