@@ -42,6 +42,38 @@ def document(result: Result) -> Any:
     return json.loads(result.stdout)
 
 
+class TestPlanBesideALedger:
+    def planned(self, *arguments: object) -> Result:
+        return ran("plan", "probe", "--epsilon", 1, "--delta", "1e-5", "--theorem", "joint_release", *arguments)
+
+    def test_without_a_ledger_nothing_is_said_and_none_is_made(self, here: Path) -> None:
+        assert self.planned().stderr == ""
+        assert not (here / "probe" / LEDGER_NAME).exists()
+
+    def test_locked_runs_are_named(self, here: Path) -> None:
+        assert merged("--final", portfolio="probe").exit_code == 0
+        result = self.planned("--json")
+        assert result.exit_code == 0
+        assert json.loads(result.stdout)["candidates"]
+        assert "note: the ledger would refuse this release: s" in result.stderr
+        assert "locked by a final release" in result.stderr
+
+    def test_a_cap_that_would_be_passed_is_told(self, here: Path) -> None:
+        capped = ("cap", "probe", "--epsilon", 0.5, "--delta", "1e-5", "--filter", "gaussian_filter")
+        assert ran("ledger", *capped).exit_code == 0
+        told = "note: the ledger would refuse this release: the privacy filter gaussian_filter has "
+        assert told in self.planned().stderr
+        assert "ε up to about 0.5 fits" in self.planned().stderr
+        assert "ε up to about 0.5 fits" in ran("ledger", "spent", "probe").stdout
+        assert self.planned("--ledger", here / "other.sqlite").stderr == ""
+
+    def test_a_ledger_that_cannot_be_asked_does_not_stop_planning(self, here: Path) -> None:
+        (here / "probe" / LEDGER_NAME).write_text("no database")
+        result = self.planned()
+        assert result.exit_code == 0
+        assert "note: the ledger cannot be asked: " in result.stderr
+
+
 class TestMerge:
     def test_merge_prints_what_was_made_and_what_it_costs(self, here: Path) -> None:
         result = merged()

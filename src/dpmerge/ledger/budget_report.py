@@ -16,7 +16,7 @@ from dpmerge.accounting import validation
 from dpmerge.accounting.composition import compose
 from dpmerge.errors import NoGuaranteeError
 from dpmerge.ledger.cap_setting import cap_in
-from dpmerge.ledger.caps import Cap, gaussian_budget, renyi_budget
+from dpmerge.ledger.caps import Cap, gaussian_budget, renyi_budget, room
 from dpmerge.ledger.charge import Charge
 from dpmerge.ledger.entries import BudgetScope
 from dpmerge.ledger.state import ScopeState
@@ -55,11 +55,15 @@ class ReleaseLine:
 
 @dataclass(frozen=True)
 class BudgetLeft:
-    """What is left under a cap, in the currency of its privacy filter."""
+    """What is left under a cap, in the currency of its privacy filter.
+
+    `epsilon` is about what a release of unseen runs may cost, at the cap's δ; None where the filter does not tell.
+    """
 
     currency: str
     limit: float
     spent: float
+    epsilon: float | None = None
 
     @property
     def left(self) -> float:
@@ -137,7 +141,8 @@ def _left(state: ScopeState) -> BudgetLeft | None:
             spent = state.prices.squared_mu(state.high_water) + state.spent
         except NoGuaranteeError:  # an adopted release the filter cannot count
             spent = math.inf
-        return BudgetLeft("μ²", gaussian_budget(epsilon, delta), spent)
+        limit = gaussian_budget(epsilon, delta)
+        return BudgetLeft("μ²", limit, spent, epsilon=room(limit, spent, delta))
     if state.cap["rule"] == "renyi_filter":
         return BudgetLeft(f"Rényi divergence of order {order:g}", renyi_budget(epsilon, delta, order), state.spent)
     ceiling = {run["identity"]: run["step"] for run in state.cap["ceiling"]}

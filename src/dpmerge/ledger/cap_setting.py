@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dpmerge.accounting.exposure import Adjacency
+from dpmerge.accounting.gaussian import gaussian_epsilon
 from dpmerge.errors import CapExceededError, InvalidInputError, NoGuaranteeError
 from dpmerge.ledger.caps import MARGIN, Cap, gaussian_budget, renyi_budget
 from dpmerge.ledger.charge import Charge, by_identity
@@ -170,12 +171,15 @@ def _ceiling_runs(cap: Cap) -> Iterator[Stated]:
 def _require_fit(state: ScopeState, cap: Cap, spent: float) -> None:
     if cap.rule == "gaussian_filter":
         limit, used = gaussian_budget(cap.epsilon, cap.delta), state.prices.squared_mu(state.high_water) + spent
+        currency, epsilon = "μ²", float(gaussian_epsilon(math.sqrt(used), cap.delta))
     elif cap.rule == "renyi_filter":
         assert cap.order is not None
         limit, used = renyi_budget(cap.epsilon, cap.delta, cap.order), spent
+        currency, epsilon = f"Rényi divergence of order {cap.order:g}", cap.epsilon + used - limit
     else:
         return
     if not used * (1 + MARGIN) <= limit:
         raise CapExceededError(
-            f"what was released already needs {used:.6g} of the {limit:.6g} that {cap.rule} allows here; raise the cap"
+            f"what was released already has ε of about {epsilon:.4g} by {cap.rule}, above the {cap.epsilon:g} of the "
+            f"cap ({currency} {used:.6g}, and {limit:.6g} is allowed); raise the cap"
         )

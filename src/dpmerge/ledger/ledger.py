@@ -26,7 +26,7 @@ from dpmerge.ledger.charge import Charge, Output
 from dpmerge.ledger.database import PATIENCE, Database, append, entries_after, hash_at, ledger_row
 from dpmerge.ledger.entries import BudgetScope, Entry, Kind, canonical, following
 from dpmerge.ledger.ledger_schema import LEDGER_SCHEMA
-from dpmerge.ledger.privacy_filters import Proposal, admit
+from dpmerge.ledger.privacy_filters import Admitted, Proposal, admit
 from dpmerge.ledger.run_checks import Stated, require_own_dataset, require_same_runs, require_unlocked_elsewhere
 from dpmerge.ledger.state import State
 
@@ -119,17 +119,11 @@ class Ledger:
         draw: Callable[[Sequence[int]], int],
         release_id: str,
     ) -> Charge:
-        scope, runs = proposed.scope, list(proposed.runs)
-        before = state.of(scope)
-        require_own_dataset(state, scope, runs)
-        require_same_runs(before, runs)
-        proposal = Proposal(proposed.terms, proposed.exposures, proposed.final)
-        require_unlocked_elsewhere(state, scope, proposal.exposures, final=proposed.final)
-        admitted = admit(before.considering(runs), proposal)
+        admitted = _admitted(state, proposed)
         body = {**proposed.body, "release": release_id, "counted": admitted.counted, "cost": admitted.cost}
         body["index"] = _drawn(draw, proposed.terms.units)
-        entry = self._append(connection, state, scope, "release", body)
-        return replace(before.charged(entry), ledger=self.id)
+        entry = self._append(connection, state, proposed.scope, "release", body)
+        return replace(state.of(proposed.scope).charged(entry), ledger=self.id)
 
     def _charged_before(self, state: State, proposed: Charge, release_id: str) -> Charge | None:
         """What was charged with the same id or key; refused if that was something else."""
@@ -269,6 +263,10 @@ class Ledger:
         """Whether something was promised about everything that is ever released in a scope."""
         return self._read().of(scope).cap is not None
 
+    def require_chargeable(self, proposed: Charge) -> None:
+        """Refuse what could not be charged as things are now, as `charge` would; nothing is charged."""
+        _admitted(self._read(), proposed)
+
     def head(self) -> tuple[int, str]:
         """Number and hash of the last entry."""
         return self._read().head
@@ -338,6 +336,16 @@ class Ledger:
         entries.append(following(self.id, head, kind=kind, scope=scope, body=body))
         append(connection, entries)
         return entries[-1]
+
+
+def _admitted(state: State, proposed: Charge) -> Admitted:
+    """How a release would be counted, on top of everything so far; or why it may not be made."""
+    scope, runs = proposed.scope, list(proposed.runs)
+    require_own_dataset(state, scope, runs)
+    require_same_runs(state.of(scope), runs)
+    proposal = Proposal(proposed.terms, proposed.exposures, proposed.final)
+    require_unlocked_elsewhere(state, scope, proposal.exposures, final=proposed.final)
+    return admit(state.of(scope).considering(runs), proposal)
 
 
 def _required(state: State, release_id: str) -> Charge:

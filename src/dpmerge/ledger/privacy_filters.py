@@ -17,10 +17,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dpmerge.accounting.gaussian import GaussianProfile, gaussian_epsilon
+from dpmerge.accounting.gaussian import GaussianProfile
 from dpmerge.accounting.profile import PrivacyProfile
 from dpmerge.errors import CapExceededError, InvalidInputError, NoGuaranteeError
-from dpmerge.ledger.caps import MARGIN, gaussian_budget, renyi_budget
+from dpmerge.ledger.caps import MARGIN, gaussian_budget, renyi_budget, room
 from dpmerge.ledger.run_checks import require_unlocked
 from dpmerge.ledger.run_costs import joined, renyi_divergence
 from dpmerge.ledger.state import ScopeState
@@ -201,8 +201,7 @@ def _require_gaussian(state: ScopeState, proposal: Proposal, cap: Mapping[str, A
     needed = max(marks) + state.spent + cost
     if not needed * (1 + MARGIN) <= limit:
         used = state.prices.squared_mu(state.high_water) + state.spent
-        room = gaussian_epsilon(math.sqrt(max(0.0, limit - used)), cap["delta"])
-        fits = f"; of runs not seen yet, ε up to about {float(room):.4g} fits"
+        fits = f"; of runs not seen yet, ε up to about {room(limit, used, cap['delta']):.4g} fits"
         raise _exceeded("gaussian_filter", "μ²", limit, used, needed, fits)
 
 

@@ -21,15 +21,14 @@ from dpmerge.errors import (
     NoGuaranteeError,
     TargetOutOfReachError,
 )
-from dpmerge.ledger.charge import Charge
 from dpmerge.ledger.entries import BudgetScope
-from dpmerge.ledger.identity import identity_of, noise_mark
 from dpmerge.ledger.ledger import Ledger
 from dpmerge.merging.draw import draw
 from dpmerge.merging.staging import require_writable
 from dpmerge.planning.plan import Plan, require_current
 from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.releasing.charge_notes import noting
+from dpmerge.releasing.chargeable import proposed_charge
 from dpmerge.releasing.commitment_salt import require_private_salt
 from dpmerge.releasing.known_weights import require_runs_as_charged
 from dpmerge.releasing.ledger_location import default_ledger, is_missing, opened_ledger, require_whole_ledger, witness
@@ -171,7 +170,7 @@ def release(
         require_makeable(portfolio, terms, settings, place, jobs, every_byte=final)
     with output_lock(target) as release_lock, opened_ledger(place, portfolio, insecure_permissions) as opened:
         require_whole_ledger(opened, portfolio, target)
-        proposed = _proposed(portfolio, terms, settings, final, request_key)
+        proposed = proposed_charge(portfolio, terms, details=settings.document(), final=final, request_key=request_key)
         require_private_salt(portfolio, insecure_permissions)
         if request_key is None or opened.by_key(proposed.scope, request_key) is None:
             _require_new(opened, portfolio, terms, settings, place, jobs, final=final, looked_at=new)
@@ -219,20 +218,6 @@ def _audited(terms: ReleaseTerms, target: Guarantee, audit: bool | Audited) -> A
         audit = audited(terms, delta=target.delta)
     audit.judged(terms.epsilon(target.delta))
     return audit
-
-
-def _proposed(
-    portfolio: Portfolio, terms: ReleaseTerms, settings: ReleaseSettings, final: bool, request_key: str | None
-) -> Charge:
-    manifests = {record.run: portfolio.run(record.run).manifest for record in terms.runs}
-    return Charge.proposed(
-        terms=terms,
-        identities={name: identity_of(manifest) for name, manifest in manifests.items()},
-        marks={name: noise_mark(manifest) for name, manifest in manifests.items()},
-        final=final,
-        key=request_key,
-        details=settings.document(),
-    )
 
 
 def _require_new(
