@@ -28,7 +28,7 @@ from dpmerge.ledger.chain_verification import verified
 from dpmerge.ledger.charge import Charge
 from dpmerge.ledger.entries import BudgetScope, Entry, following
 from dpmerge.ledger.ledger import Ledger
-from dpmerge.ledger.state import ScopeState
+from dpmerge.ledger.scope_state import ScopeState
 from dpmerge.planning.stated_weights import stated_weights
 from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.releasing.ledger_location import LEDGER_NAME

@@ -25,7 +25,7 @@ from dpmerge.certificate.predicate import Predicate
 from dpmerge.ledger.charge import Charge
 from dpmerge.ledger.entries import Entry
 from dpmerge.ledger.ledger import Ledger
-from dpmerge.ledger.state import ScopeState
+from dpmerge.ledger.scope_state import ScopeState
 from dpmerge.planning.plan import Plan
 from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.releasing import publish

@@ -19,7 +19,7 @@ from dpmerge.ledger.cap_setting import cap_in
 from dpmerge.ledger.caps import Cap, gaussian_budget, renyi_budget, room
 from dpmerge.ledger.charge import Charge
 from dpmerge.ledger.entries import BudgetScope
-from dpmerge.ledger.state import ScopeState
+from dpmerge.ledger.scope_state import ScopeState
 from dpmerge.terms.checkpoint_reference import CheckpointReference
 from dpmerge.terms.recipe import Recipe
 

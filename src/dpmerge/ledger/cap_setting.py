@@ -21,7 +21,7 @@ from dpmerge.ledger.charge import Charge, by_identity
 from dpmerge.ledger.entries import Entry
 from dpmerge.ledger.privacy_filters import Proposal, adopted_cost, beyond, cost_of
 from dpmerge.ledger.run_checks import Stated, require_same_runs
-from dpmerge.ledger.state import ScopeState
+from dpmerge.ledger.scope_state import ScopeState
 from dpmerge.terms.ancestry import mechanisms_of
 from dpmerge.terms.checkpoint_reference import CheckpointReference
 from dpmerge.terms.documents import validated

@@ -18,7 +18,8 @@ from dpmerge.ledger.charge import Charge
 from dpmerge.ledger.entries import Entry, canonical
 from dpmerge.ledger.privacy_filters import Proposal, admit
 from dpmerge.ledger.run_checks import require_own_dataset, require_same_runs, require_unlocked_elsewhere
-from dpmerge.ledger.state import ScopeState, State, require_next
+from dpmerge.ledger.scope_state import ScopeState
+from dpmerge.ledger.state import State, require_next
 
 _AGREE = 1e-9  # relative: what another version of numpy may do to the last digits of a sum
 

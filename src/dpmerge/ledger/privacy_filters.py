@@ -23,7 +23,7 @@ from dpmerge.errors import CapExceededError, InvalidInputError, NoGuaranteeError
 from dpmerge.ledger.caps import MARGIN, gaussian_budget, renyi_budget, room
 from dpmerge.ledger.run_checks import require_unlocked
 from dpmerge.ledger.run_costs import joined, renyi_divergence
-from dpmerge.ledger.state import ScopeState
+from dpmerge.ledger.scope_state import ScopeState
 from dpmerge.terms.checkpoint_reference import CheckpointReference
 from dpmerge.terms.release_terms import ROUNDING_DELTA, ReleaseTerms
 

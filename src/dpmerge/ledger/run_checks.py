@@ -15,7 +15,8 @@ from typing import Any
 from dpmerge.errors import InvalidInputError, NoGuaranteeError, RunsLockedError
 from dpmerge.ledger.entries import BudgetScope
 from dpmerge.ledger.run_costs import joined
-from dpmerge.ledger.state import ScopeState, State
+from dpmerge.ledger.scope_state import ScopeState
+from dpmerge.ledger.state import State
 from dpmerge.terms.documents import differences
 
 Stated = tuple[str, dict[str, Any], str | None]
