@@ -87,15 +87,11 @@ class PortfolioLedger(Ledger):
                 f"{where}: there is no ledger: nothing has been released or capped; name another, ledger=… (--ledger)"
             )
         opened = cls.open(where, create=create, insecure_permissions=insecure_permissions)
-        assert isinstance(opened, cls)
         opened._portfolio = (
             None if portfolio is None else (portfolio.path if isinstance(portfolio, Portfolio) else Path(portfolio))
         )
         opened._insecure = insecure_permissions
         return opened
-
-    def __enter__(self) -> Self:
-        return self
 
     @property
     def doubt(self) -> str | None:
