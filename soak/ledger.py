@@ -32,7 +32,7 @@ from dpmerge.portfolio.manifest import Manifest
 from dpmerge.terms.candidate_terms import CandidateTerms, Choice, Part, Seen
 from dpmerge.terms.release_terms import UNITS, ReleaseTerms
 
-BOOK = BudgetScope("soaked", "record", "replace_one")
+SCOPE = BudgetScope("soaked", "record", "replace_one")
 CAP = Cap(epsilon=2.0, delta=1e-5, rule="gaussian_filter")
 STEPS, SIGMAS = 40, (16.0, 24.0, 40.0)
 
@@ -56,9 +56,9 @@ def _manifest(place: int, sigma: float) -> Manifest:
     document: dict[str, Any] = {
         "schema": "dpmerge/run/v1",
         "run": f"run-{place}",
-        "dataset": {"id": BOOK.dataset},
-        "unit": BOOK.unit,
-        "adjacency": BOOK.adjacency,
+        "dataset": {"id": SCOPE.dataset},
+        "unit": SCOPE.unit,
+        "adjacency": SCOPE.adjacency,
         "mechanism": {
             "kind": "dp_sgd",
             "blocks": [block],
@@ -81,8 +81,8 @@ def request(runs: list[Manifest], wanted: list[tuple[int, int]], key: str | None
     """To release one of some checkpoints, each as likely as the others (two at most)."""
     involved = sorted({place for place, _ in wanted})
     terms = ReleaseTerms(
-        dataset=BOOK.dataset,
-        unit=BOOK.unit,
+        dataset=SCOPE.dataset,
+        unit=SCOPE.unit,
         adjacency="replace_one",
         accounting="pld",
         runs=[runs[place].statement for place in involved],
@@ -156,7 +156,7 @@ def postgresql(folder: Path) -> Iterator[str]:
 def soak(where: str, *, workers: int, asks: int, seed: int = 0) -> list[Tally]:
     """All workers at once on one ledger, which is made and capped first."""
     with Ledger.open(where) as ledger:
-        ledger.set_cap(BOOK, CAP)
+        ledger.set_cap(SCOPE, CAP)
     context = processes()
     started = []
     for worker in range(workers):

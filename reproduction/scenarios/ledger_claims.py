@@ -88,10 +88,10 @@ def transcript(
     noise, where it was not the operating system's.
     """
     drawn, outcomes = draws or {}, list[Outcome]()
-    book = BudgetScope(DATASET, UNIT, requests[0].candidates[0][0][0].adjacency)
+    scope = BudgetScope(DATASET, UNIT, requests[0].candidates[0][0][0].adjacency)
     with TemporaryDirectory() as folder, Ledger.open(Path(folder) / "ledger.db") as ledger:
         if cap is not None:
-            ledger.set_cap(book, _cap(cap, seeds or {}))
+            ledger.set_cap(scope, _cap(cap, seeds or {}))
         for place, asked in enumerate(requests):
             try:
                 charged = ledger.charge(_request(asked, seeds or {}), _always(drawn.get(place, 0)))
@@ -99,7 +99,7 @@ def transcript(
                 outcomes.append("refused")
             else:
                 outcomes.append("again" if charged.already else "released")
-        return Transcript(tuple(outcomes), ledger.budget_report(book, delta).epsilon)
+        return Transcript(tuple(outcomes), ledger.budget_report(scope, delta).epsilon)
 
 
 def accepts(cap: CapRule) -> bool:

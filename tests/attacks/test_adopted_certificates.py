@@ -28,7 +28,7 @@ from dpmerge.ledger.chain_verification import verified
 from dpmerge.ledger.charge import Charge
 from dpmerge.ledger.entries import BudgetScope, Entry, following
 from dpmerge.ledger.ledger import Ledger
-from dpmerge.ledger.state import ScopeState
+from dpmerge.ledger.scope_state import ScopeState
 from dpmerge.planning.stated_weights import stated_weights
 from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.releasing.ledger_location import LEDGER_NAME
@@ -37,7 +37,7 @@ from dpmerge.releasing.verifying import verify
 
 DELTA = 1e-5
 TRUE, CLAIMED, EVERYTHING = 0.4948, 0.0505, 1.6509
-BOOK = BudgetScope("mnist-train", "record", "replace_one")
+SCOPE = BudgetScope("mnist-train", "record", "replace_one")
 
 
 class Lost(NamedTuple):
@@ -80,10 +80,10 @@ def lost(original: Lost, tmp_path: Path) -> Lost:
     return copied(original, tmp_path)
 
 
-def spent(home: Path, book: BudgetScope = BOOK) -> float:
+def spent(home: Path, scope: BudgetScope = SCOPE) -> float:
     with Ledger.open(home / LEDGER_NAME) as ledger:
         assert ledger.verify().ok
-        found = ledger.budget_report(book, DELTA).epsilon
+        found = ledger.budget_report(scope, DELTA).epsilon
     assert found is not None
     return found
 
@@ -106,10 +106,10 @@ def ran(*arguments: object) -> Result:
     return CliRunner().invoke(app, [*map(str, arguments)], env={"COLUMNS": "80", "DPMERGE_LEDGER": None})
 
 
-def cost_of_the_terms_alone(book: ScopeState, charge: Charge) -> float | None:
+def cost_of_the_terms_alone(state: ScopeState, charge: Charge) -> float | None:
     """The fault: what else may have been released is not counted."""
     body = {name: value for name, value in charge.body.items() if name != "everything"}
-    return adoption_cost(book, Charge(entry=Entry.draft("adopted", charge.scope, body)))
+    return adoption_cost(state, Charge(entry=Entry.draft("adopted", charge.scope, body)))
 
 
 class TestACheapRunNamedForACostlyOne:
@@ -164,7 +164,7 @@ class TestACheapRunNamedForACostlyOne:
         def attack(folder: Path) -> None:
             made = copied(original, folder)
             with Ledger.open(made.home / LEDGER_NAME) as ledger:
-                ledger.set_cap(BOOK, Cap(epsilon=1.0, delta=DELTA, rule="renyi_filter"))
+                ledger.set_cap(SCOPE, Cap(epsilon=1.0, delta=DELTA, rule="renyi_filter"))
             adopted(made, forged(made.out, folder / "fake", only_the_cheap_run, version=1))
             assert spent(made.home) > TRUE
 
@@ -203,7 +203,7 @@ class TestCountingEverything:
         fake = forged(lost.out, tmp_path / "fake", lambda d: (only_the_cheap_run(d), d.update(final=True)), version=1)
         assert ran("ledger", "recover", lost.home, "--adopt", fake, "--accept").exit_code == 0
         with Ledger.open(lost.home / LEDGER_NAME) as ledger:
-            locked = {run.name for run in ledger.budget_report(BOOK, DELTA).runs if run.locked_by}
+            locked = {run.name for run in ledger.budget_report(SCOPE, DELTA).runs if run.locked_by}
         assert locked == {"ladder-1"}
         planned = stated_weights(Portfolio.load(lost.home, contents=False), {"ladder-1@20": 1.0}, target(2))
         with pytest.raises(RunsLockedError):
@@ -232,7 +232,7 @@ class TestCountingEverything:
 
 
 def _following(ledger: str, before: Entry, last: Entry, body: dict[str, Any]) -> Entry:
-    return following(ledger, (before.seq, before.hash), kind="adopted", book=BOOK, body=body, time=last.time)
+    return following(ledger, (before.seq, before.hash), kind="adopted", scope=SCOPE, body=body, time=last.time)
 
 
 class TestAdoptionWithAKey:

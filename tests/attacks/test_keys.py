@@ -177,7 +177,10 @@ class TestPassphrases:
         assert (home / "locked").stat().st_mode & 0o777 == 0o600
         asked = ("merge", home / "portfolio", *WEIGHTS, "-o", home / "new", "--key", home / "locked")
         before = charges(home / "portfolio")
-        for wrong, words in ((None, "its passphrase, in DPMERGE_KEY_PASSPHRASE"), ("guessed", "got another one")):
+        for wrong, words in (
+            (None, "has a passphrase, and there is no terminal"),
+            ("guessed", "the passphrase is not that of"),
+        ):
             if wrong is None:
                 monkeypatch.delenv("DPMERGE_KEY_PASSPHRASE")
             else:
@@ -228,7 +231,7 @@ class TestPassphrases:
         with Ledger.open(home / "portfolio" / LEDGER_NAME) as ledger:
             (stuck,) = recover(ledger)
             assert stuck.pending
-            assert "its passphrase" in str(stuck.problem)
+            assert "has a passphrase, and none was given" in str(stuck.problem)
             (done,) = recover(ledger, passphrase=PASSPHRASE)
             assert done.problem is None
         assert dpm.verify(home / "new", key=public).verified

@@ -25,7 +25,7 @@ from dpmerge.certificate.predicate import Predicate
 from dpmerge.ledger.charge import Charge
 from dpmerge.ledger.entries import Entry
 from dpmerge.ledger.ledger import Ledger
-from dpmerge.ledger.state import ScopeState
+from dpmerge.ledger.scope_state import ScopeState
 from dpmerge.planning.plan import Plan
 from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.releasing import publish
@@ -36,7 +36,7 @@ from dpmerge.releasing.release import Release, release
 from dpmerge.releasing.verifying import verify
 from dpmerge.terms.documents import validated
 from dpmerge.terms.release_terms import ReleaseTerms
-from ledger.releases import BOOK, first, request, run
+from ledger.releases import SCOPE, first, request, run
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 DELTA = 1e-5
@@ -119,7 +119,7 @@ class TestDrawNumbers:
         with Ledger.open(path / "ledger.db") as ledger:
             made = [ledger.charge(request(*given, **how), first).draw_number for given, how in asked]
             assert ledger.verify().ok
-            kept = ledger.budget_report(BOOK, DELTA).releases
+            kept = ledger.budget_report(SCOPE, DELTA).releases
             assert [ledger.release(line.release_id).draw_number for line in kept] == made  # type: ignore[union-attr]
         return made
 

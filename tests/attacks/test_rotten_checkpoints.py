@@ -27,7 +27,7 @@ from dpmerge.releasing import preconditions
 from dpmerge.releasing.ledger_location import LEDGER_NAME
 from dpmerge.releasing.release import release
 
-BOOK = BudgetScope("soaked", "record", "replace_one")
+SCOPE = BudgetScope("soaked", "record", "replace_one")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -49,7 +49,7 @@ def final(home: Path) -> tuple[Plan, dict[str, Any]]:
 
 def capped(home: Path) -> tuple[Plan, dict[str, Any]]:
     with Ledger.open(home / LEDGER_NAME) as ledger:
-        ledger.set_cap(BOOK, Cap(epsilon=60.0, delta=1e-5, rule="gaussian_filter"))
+        ledger.set_cap(SCOPE, Cap(epsilon=60.0, delta=1e-5, rule="gaussian_filter"))
     return stated_weights(loaded(home), {"b@20": 0.5, "c@20": 0.5}, LOOSE), {}
 
 

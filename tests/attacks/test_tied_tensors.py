@@ -287,12 +287,12 @@ def a_transposed_copy(home: Path) -> None:
 
 def a_tie_that_is_false(home: Path) -> None:
     write(home / "runs", "a", {"x": values(1), "y": values(2)}, tied=[["x", "y"]])
-    refused(home / "runs", "one weight under the names x, y, as it says")
+    refused(home / "runs", "tensors.tied: x, y are one weight, it says, and have other values")
 
 
 def a_tie_that_holds_in_another_order(home: Path) -> None:
     write(home / "runs", "a", {"x": values(1), "y": values(1)[::-1].copy()}, tied=[["x", "y"]])
-    refused(home / "runs", "one weight under the names x, y, as it says")
+    refused(home / "runs", "tensors.tied: x, y are one weight, it says, and have other values")
 
 
 def two_runs(home: Path, **facts: Any) -> Portfolio:
@@ -310,19 +310,19 @@ def one_weight_in_one_run_and_twelve_in_another(home: Path) -> None:
     """Without release noise: certified 1.55, true 3.84."""
     plan = half_of_each(two_runs(home), 0.0)
     assert plan.terms.epsilon(DELTA) == pytest.approx(CLAIMED_BETWEEN_RUNS, abs=0.01)
-    refused(home / "runs", "one in both a@1 and b@1 or in neither", plan)
+    refused(home / "runs", "have the same values in one of a@1 and b@1, and not in the other", plan)
 
 
 def a_tie_only_one_run_states(home: Path) -> None:
     portfolio = two_runs(home, tied=[list(NAMES)])
-    refused(home / "runs", "all runs of an average agree", half_of_each(portfolio, TAU))
+    refused(home / "runs", "all runs of an average have to agree", half_of_each(portfolio, TAU))
 
 
 def a_tie_the_other_run_has_and_does_not_state(home: Path) -> None:
     write(home / "runs", "a", one_weight(1), tied=[list(NAMES)])
     write(home / "runs", "b", one_weight(2))
     plan = half_of_each(Portfolio.load(home / "runs", contents=False), TAU)
-    refused(home / "runs", "b/privacy.json: tensors.tied: got nothing", plan)
+    refused(home / "runs", "b/privacy.json: tensors.tied: it states nothing", plan)
 
 
 def equal_in_one_input_alone(home: Path) -> None:

@@ -399,7 +399,7 @@ class TestFiles:
 
 class TestForm:
     def test_verifying_a_folder_without_a_certificate_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(InvalidInputError, match="got no certificate; accepted: a folder that holds"):
+        with pytest.raises(InvalidInputError, match="there is no certificate; name a folder that holds"):
             verify(tmp_path)
 
     @pytest.mark.parametrize(

@@ -289,7 +289,7 @@ BAD = {
     "a picture nobody can draw": (["combine.json", "--portfolio", "mnist", "--picture", "x.gif"], "ends in .png"),
     "a picture in no folder": (
         ["combine.json", "--portfolio", "mnist", "--picture", "no/x.png"],
-        "a folder that exists",
+        "no is no folder that can be written to",
     ),
 }
 

@@ -49,7 +49,7 @@ def test_an_empty_folder_is_filled_and_a_full_one_is_refused(tmp_path: Path) -> 
     assert ran("example", "mnist", "-o", tmp_path / "x").exit_code == 0
     (tmp_path / "y").mkdir()
     (tmp_path / "y" / "mine").write_text("kept")
-    with pytest.raises(CannotWriteError, match="a folder that is not empty"):
+    with pytest.raises(CannotWriteError, match="is not empty; name another"):
         write_example("mnist", tmp_path / "y")
     result = ran("example", "mnist", "-o", tmp_path / "y")
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)

@@ -68,7 +68,7 @@ def test_a_document_replaces_one_of_its_kind_and_nothing_else(home: Path, verb: 
 def test_the_ledger_of_a_folder_that_is_not_there_is_not_called_empty(tmp_path: Path, verb: str) -> None:
     result = ran("ledger", verb, tmp_path / "nope")
     assert result.exit_code == 2
-    assert "nope, which is not there" in result.stderr
+    assert "nope is not there; name a folder" in result.stderr
     assert "nothing has been released" not in result.output
 
 

@@ -211,12 +211,12 @@ BAD: dict[str, tuple[tuple[object, ...], int, str]] = {
     "validation by no count": (
         ("--objective", "private_validation", "--evaluator", "math:prod", "--validation-epsilon", ".1"), 2, "not shown",
     ),
-    "a plan into nowhere": (("-o", "nowhere/plan.json"), 2, "output: got 'nowhere'; accepted: a folder that exists"),
+    "a plan into nowhere": (("-o", "nowhere/plan.json"), 2, "output: nowhere is no folder that can be written to"),
     "a voucher without a name": (
         ("--objective", "private_validation", "--evaluator", PUBLIC, "--validation-epsilon", ".1", "--disjoint", ""),
         2, "disjoint: got ''",
     ),
-    "a plan over a device": (("-o", "/dev/null"), 2, "the name of an ordinary file"),
+    "a plan over a device": (("-o", "/dev/null"), 2, "is no ordinary file; name another"),
     "a plan with an endless name": (("-o", "a" * 300), 2, "output: cannot write"),
     "an evaluation too many": (("--evaluations", "5"), 2, "--evaluations is given"),
     "no thread": (
@@ -335,7 +335,7 @@ BAD_FRONTIERS = {
     "the same checkpoint twice": (("--face", "s16@20,s16@20"), "two or three different checkpoints"),
     "a checkpoint nobody has": (("--face", "s16@20,s99@1"), "checkpoint: got 's99@1'"),
     "an unknown theorem": (("--theorem", "magic"), "theorem: got 'magic'"),
-    "a page into nowhere": (("-o", "nowhere/report.html"), "output: got 'nowhere'"),
+    "a page into nowhere": (("-o", "nowhere/report.html"), "output: nowhere is no folder"),
     "a cache of nothing": (("--cache", "scores.jsonl"), "no cache without an evaluator"),
     "no targets": (("--targets", "0"), "targets: got 0"),
 }

@@ -42,6 +42,38 @@ def document(result: Result) -> Any:
     return json.loads(result.stdout)
 
 
+class TestPlanBesideALedger:
+    def planned(self, *arguments: object) -> Result:
+        return ran("plan", "probe", "--epsilon", 1, "--delta", "1e-5", "--theorem", "joint_release", *arguments)
+
+    def test_without_a_ledger_nothing_is_said_and_none_is_made(self, here: Path) -> None:
+        assert self.planned().stderr == ""
+        assert not (here / "probe" / LEDGER_NAME).exists()
+
+    def test_locked_runs_are_named(self, here: Path) -> None:
+        assert merged("--final", portfolio="probe").exit_code == 0
+        result = self.planned("--json")
+        assert result.exit_code == 0
+        assert json.loads(result.stdout)["candidates"]
+        assert "note: the ledger would refuse this release: s" in result.stderr
+        assert "locked by a final release" in result.stderr
+
+    def test_a_cap_that_would_be_passed_is_told(self, here: Path) -> None:
+        capped = ("cap", "probe", "--epsilon", 0.5, "--delta", "1e-5", "--filter", "gaussian_filter")
+        assert ran("ledger", *capped).exit_code == 0
+        told = "note: the ledger would refuse this release: the privacy filter gaussian_filter has "
+        assert told in self.planned().stderr
+        assert "ε up to about 0.5 fits" in self.planned().stderr
+        assert "ε up to about 0.5 fits" in ran("ledger", "spent", "probe").stdout
+        assert self.planned("--ledger", here / "other.sqlite").stderr == ""
+
+    def test_a_ledger_that_cannot_be_asked_does_not_stop_planning(self, here: Path) -> None:
+        (here / "probe" / LEDGER_NAME).write_text("no database")
+        result = self.planned()
+        assert result.exit_code == 0
+        assert "note: the ledger cannot be asked: " in result.stderr
+
+
 class TestMerge:
     def test_merge_prints_what_was_made_and_what_it_costs(self, here: Path) -> None:
         result = merged()
@@ -70,7 +102,7 @@ class TestMerge:
     def test_a_target_that_only_a_final_release_meets_says_so(self, here: Path) -> None:
         result = merged(portfolio="probe", epsilon=0.05)
         assert result.exit_code == 1
-        assert "a final release (--final), which locks its runs, meets it" in result.stderr
+        assert "a final release, final=True (--final), which locks its runs, meets it" in result.stderr
 
     def test_a_plan_from_a_file_is_released_with_its_draw_revealed(self, here: Path) -> None:
         arguments = ["plan", "mnist", "--epsilon", "0.12", "--delta", "1e-5", "-o", "plan.json"]
@@ -90,14 +122,14 @@ class TestMerge:
     def test_a_theorem_for_the_last_release_is_refused_without_final(self, here: Path) -> None:
         result = merged("--theorem", "hidden_state", portfolio="probe", epsilon=0.3)
         assert result.exit_code == 2
-        assert "or --final: other theorems hold only for the last release" in result.stderr
+        assert "others hold only for the last release of these runs, final=True (--final)" in result.stderr
         result = merged("--theorem", "hidden_state", "--final", portfolio="probe", epsilon=0.3)
         assert result.exit_code == 0, result.output
         assert "nothing else of s64 can be released any more" in result.stdout
 
     def test_what_a_final_release_would_gain_is_said_before_anything_is_charged(self, here: Path) -> None:
         result = merged(portfolio="probe", epsilon=0.12)
-        assert "(--final) this would carry" in result.stderr
+        assert "final=True (--final), this would carry" in result.stderr
 
     def test_locked_runs_are_planned_around(self, here: Path) -> None:
         assert merged("--final", portfolio="probe", epsilon=0.12).exit_code == 0
@@ -109,13 +141,13 @@ class TestMerge:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            (["--plan", "p.json"], "accepted: nothing beside --plan"),
+            (["--plan", "p.json"], "accepted: nothing beside plan"),
             (["--weights", "a"], "run@step=number"),
-            (["--weights", "c2-s32@20=1", "--method", "mix"], "accepted: nothing beside --weights"),
+            (["--weights", "c2-s32@20=1", "--method", "mix"], "accepted: nothing beside weights"),
             (["--weights", "c2-s32@20=0.4"], "weights"),
             (["--weights", "nobody@20=1"], "nobody@20"),
             (["--method", "wish"], "method: got 'wish'"),
-            (["--objective", "public_evaluation"], "give --plan FILE"),
+            (["--objective", "public_evaluation"], "give plan=FILE (--plan)"),
             (["--theorem", "wish"], "theorem"),
             (["--jobs", "0"], "jobs: got 0; accepted: an integer ≥ 1"),
             (["--adapters", "glued"], "adapters"),
@@ -137,7 +169,7 @@ class TestMerge:
     def test_merge_without_target_or_plan_is_refused(self, here: Path) -> None:
         result = ran("merge", "mnist", "-o", "out")
         assert result.exit_code == 2
-        assert "accepted: --epsilon and --delta, or --plan FILE" in result.stderr
+        assert "accepted: epsilon and delta, or plan=FILE (--plan)" in result.stderr
 
     def test_the_progress_bar_is_not_printed_without_a_terminal(self, here: Path) -> None:
         arguments = ["merge", "mnist", "--epsilon", "0.8", "--delta", "1e-5", "-o", "out"]
@@ -342,7 +374,7 @@ class TestLedger:
         (here / "out" / "model.safetensors").write_bytes(b"x")
         result = ran("ledger", "recover", "mnist", "--adopt", "out")
         assert result.exit_code == 2
-        assert "accepted: an output that verifies" in result.stderr
+        assert "does not verify" in result.stderr
 
 
 def test_keygen_never_overwrites_a_key_pair(here: Path) -> None:

@@ -25,6 +25,7 @@ from dpmerge.portfolio.manifest_check import check_manifest
 from dpmerge.portfolio.manifest_draft import write_manifest
 from dpmerge.portfolio.manifest_template import write_template
 from dpmerge.portfolio.opacus_history import import_opacus
+from dpmerge.releasing.chargeable import why_not_chargeable
 from dpmerge.releasing.json_schemas import json_schema
 from dpmerge.releasing.manifest_upgrade import upgrade_manifests
 
@@ -90,6 +91,8 @@ VERBS = {
             "validation_epsilon": (dpm.PrivateValidation, "epsilon"),
             "disjoint": (dpm.PrivateValidation, "disjoint_vouched_by"),
             "records_per_unit": (dpm.PrivateValidation, "records_per_unit"),
+            "ledger": (why_not_chargeable, "ledger"),
+            "insecure_permissions": (why_not_chargeable, "insecure_permissions"),
         },
         only_command={"output": "writes plan.document()", "suggest": "prints plan.suggestions()"},
         only_python={"portfolio": LOADED, "target": "Guarantee(epsilon=, delta=), instead of the two"},

@@ -136,7 +136,7 @@ def test_integers_that_differ_cannot_be_averaged(tmp_path: Path) -> None:
     }
     portfolio = write_models(tmp_path, models)
     with pytest.raises(
-        InvalidInputError, match="tensor count: got other values in b@4; accepted: integers and booleans"
+        InvalidInputError, match="tensor count: it has other values in b@4 than in a@4; average models whose integers"
     ):
         evaluate(portfolio, [HALVES], total)
     assert evaluate(portfolio, [Recipe.of({"b@4": 1.0})], total) == [3.0]

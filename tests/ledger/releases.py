@@ -18,7 +18,7 @@ from dpmerge.terms.candidate_terms import CandidateTerms, Choice, Part, Seen, Va
 from dpmerge.terms.release_terms import UNITS, ReleaseTerms
 from planning.synthetic import run_document
 
-BOOK = BudgetScope("patients-2026", "record", "replace_one")
+SCOPE = BudgetScope("patients-2026", "record", "replace_one")
 
 
 def run(name: str, sigma: float = 8.0, **settings: Any) -> Manifest:
@@ -134,28 +134,28 @@ first = drawing(0)
 def entered(state: State, asked: Charge, index: int) -> Entry:
     """Charge without a database: the rules, then the fold."""
     scope = asked.scope
-    if scope.id not in state.books:
-        opening = following(state.ledger, state.head, kind="opened", book=scope, body=scope.document())
+    if scope.id not in state.scopes:
+        opening = following(state.ledger, state.head, kind="opened", scope=scope, body=scope.document())
         state.apply(opening)
-    book, runs = state.books[scope.id], list(asked.runs)
-    require_same_runs(book, runs)
+    before, runs = state.scopes[scope.id], list(asked.runs)
+    require_same_runs(before, runs)
     proposal = Proposal(asked.terms, exposures(asked.body["terms"], asked.identities), asked.final)
-    admitted = admit(book.considering(runs), proposal)
+    admitted = admit(before.considering(runs), proposal)
     body = asked.body | {
         "release": f"r{state.head[0]}",
         "counted": admitted.counted,
         "cost": admitted.cost,
         "index": index,
     }
-    entry = following(state.ledger, state.head, kind="release", book=scope, body=body)
+    entry = following(state.ledger, state.head, kind="release", scope=scope, body=body)
     state.apply(entry)
     return entry
 
 
-def capped(cap: Cap, book: BudgetScope = BOOK) -> State:
+def capped(cap: Cap, scope: BudgetScope = SCOPE) -> State:
     """A ledger without a database, with nothing in it but a cap."""
     state = State("0" * 32)
-    state.apply(following(state.ledger, state.head, kind="opened", book=book, body=book.document()))
-    body = cap_body(state.books[book.id], cap)
-    state.apply(following(state.ledger, state.head, kind="cap", book=book, body=body))
+    state.apply(following(state.ledger, state.head, kind="opened", scope=scope, body=scope.document()))
+    body = cap_body(state.scopes[scope.id], cap)
+    state.apply(following(state.ledger, state.head, kind="cap", scope=scope, body=body))
     return state

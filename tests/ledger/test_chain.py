@@ -13,7 +13,7 @@ import pytest
 from dpmerge.errors import LedgerBrokenError
 from dpmerge.ledger import Cap, Ledger, Output
 from dpmerge.ledger.entries import Entry, canonical, seal
-from ledger.releases import BOOK, drawing, first, request, run
+from ledger.releases import SCOPE, drawing, first, request, run
 
 A, B = run("a", 40.0), run("b", 20.0)
 KINDS = ["opened", "cap", "release", "completed", "release", "abandoned", "release", "adopted", "cap", "sealed"]
@@ -24,7 +24,7 @@ def path(tmp_path: Path) -> Path:
     """A ledger with every kind of entry."""
     path = tmp_path / "ledger.db"
     with Ledger.open(path) as ledger:
-        ledger.set_cap(BOOK, Cap(epsilon=2.0, delta=1e-5, rule="renyi_filter", order=8.0))
+        ledger.set_cap(SCOPE, Cap(epsilon=2.0, delta=1e-5, rule="renyi_filter", order=8.0))
         one = ledger.charge(request([A, B], "a@2", "b@1", key="k"), drawing(1))
         ledger.complete(one.release_id, files={"m": "0" * 64}, certificate="1" * 64, where="/out")
         two = ledger.charge(request([A], "a@3"), first)
@@ -39,7 +39,7 @@ def path(tmp_path: Path) -> Path:
             index=0,
             signed_by="6" * 64,
         )
-        ledger.set_cap(BOOK, Cap(epsilon=2.5, delta=1e-5, rule="renyi_filter", order=8.0))
+        ledger.set_cap(SCOPE, Cap(epsilon=2.5, delta=1e-5, rule="renyi_filter", order=8.0))
         ledger.seal(three.release_id, files={"m": "4" * 64}, certificate="5" * 64, where="/three")
         assert [entry.kind for entry in ledger.entries()] == KINDS
         assert ledger.verify().ok

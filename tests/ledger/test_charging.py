@@ -12,7 +12,7 @@ from dpmerge.ledger import BudgetScope, Charge, Ledger, identities, identity_of,
 from dpmerge.planning.planner import plan
 from dpmerge.terms.candidate_terms import Validation
 from dpmerge.terms.guarantee import Guarantee
-from ledger.releases import BOOK, child, drawing, first, request, run, seeded
+from ledger.releases import SCOPE, child, drawing, first, request, run, seeded
 from planning.synthetic import ladder
 
 A, B = run("a"), run("b", 4.0)
@@ -35,8 +35,8 @@ def test_a_release_is_charged_drawn_and_found_again(anywhere: str) -> None:
         assert found is not None
         assert (found.index, found.terms, found.entry) == (1, charged.terms, charged.entry)
         assert [each.release_id for each in again.pending()] == [charged.release_id]
-        assert again.by_key(BOOK, "k") == found
-        assert again.books() == [BOOK]
+        assert again.by_key(SCOPE, "k") == found
+        assert again.scopes() == [SCOPE]
         assert again.verify().ok
 
 
@@ -48,7 +48,7 @@ def test_a_planned_release_can_be_charged(ledger: Ledger) -> None:
     asked = Charge.proposed(terms=made, identities=identities(manifests), marks=marks, final=made.is_final, details={})
     charged = ledger.charge(asked, first)
     assert charged.terms == made
-    standing = ledger.budget_report(BOOK, 1e-5)
+    standing = ledger.budget_report(SCOPE, 1e-5)
     assert standing.epsilon is not None
     assert ledger.verify().ok
 
@@ -73,7 +73,7 @@ def test_the_same_key_gives_the_same_draw(ledger: Ledger) -> None:
 )
 def test_the_same_key_for_something_else_is_refused(ledger: Ledger, other: Charge) -> None:
     ledger.charge(request([A, B], "a@3", "b@2", key="monday"), first)
-    with pytest.raises(InvalidInputError, match="^request-key: got 'monday' with other") as refused:
+    with pytest.raises(InvalidInputError, match="^request-key: 'monday' was used before, .* with other") as refused:
         ledger.charge(other, first)
     assert refused.value.field == "request-key"
 
@@ -83,7 +83,7 @@ def test_the_same_key_in_another_budget_scope_is_another_release(ledger: Ledger)
     one = ledger.charge(request([A], "a@3", key="monday"), first)
     two = ledger.charge(request([other], "a@3", key="monday"), first)
     assert one.release_id != two.release_id
-    assert len(ledger.books()) == 2
+    assert len(ledger.scopes()) == 2
 
 
 def test_a_release_id_chosen_beforehand_is_charged_once(ledger: Ledger) -> None:
@@ -91,7 +91,7 @@ def test_a_release_id_chosen_beforehand_is_charged_once(ledger: Ledger) -> None:
     one = ledger.charge(request([A], "a@3"), first, release_id=chosen)
     two = ledger.charge(request([A], "a@3"), first, release_id=chosen)
     assert (one.already, two.already, two.entry) == (False, True, one.entry)
-    with pytest.raises(InvalidInputError, match="^release: got .* with other terms"):
+    with pytest.raises(InvalidInputError, match="^release: .* was used before, for a release with other terms"):
         ledger.charge(request([A], "a@4"), first, release_id=chosen)
 
 
@@ -117,9 +117,9 @@ def test_a_release_is_completed_once(ledger: Ledger) -> None:
     assert done is not None
     assert done.output is not None
     assert (done.status, done.output.files, done.output.where) == ("completed", output["files"], "/out")
-    with pytest.raises(InvalidInputError, match="a pending release, or the same output again"):
+    with pytest.raises(InvalidInputError, match="is completed, and not as these files; publish what was sealed"):
         ledger.complete(charged.release_id, **{**output, "certificate": "2" * 64})
-    with pytest.raises(InvalidInputError, match="which is completed; accepted: a pending release"):
+    with pytest.raises(InvalidInputError, match="is completed: only a pending one can be abandoned"):
         ledger.abandon(charged.release_id, "changed my mind")
     with pytest.raises(InvalidInputError, match="the id of a release in this ledger"):
         ledger.complete("nothing", **output)
@@ -134,7 +134,7 @@ def test_a_sealed_release_accepts_no_other_output(ledger: Ledger) -> None:
     assert pending.output is not None
     assert pending.output.certificate == "1" * 64
     for again in (ledger.seal, ledger.complete):
-        with pytest.raises(InvalidInputError, match="which is sealed; accepted: a pending release, or the same output"):
+        with pytest.raises(InvalidInputError, match="is sealed, and not as these files; publish what was sealed"):
             again(charged.release_id, **{**output, "certificate": "2" * 64})
     ledger.complete(charged.release_id, **output)
     assert [entry.kind for entry in ledger.entries()] == ["opened", "release", "sealed", "completed"]
@@ -146,9 +146,9 @@ def test_an_abandoned_release_stays_charged(ledger: Ledger) -> None:
     charged = ledger.charge(request([A], "a@3"), first)
     ledger.abandon(charged.release_id, "the disk was full")
     ledger.abandon(charged.release_id, "the disk was full")
-    with pytest.raises(InvalidInputError, match="which is abandoned"):
+    with pytest.raises(InvalidInputError, match="is abandoned, and not as these files"):
         ledger.complete(charged.release_id, files={}, certificate="0" * 64, where="/out")
-    standing = ledger.budget_report(BOOK, 1e-5)
+    standing = ledger.budget_report(SCOPE, 1e-5)
     assert standing.runs[0].step == 3
     assert standing.epsilon == pytest.approx(A.statement.mechanism_from(*_free()).profile(3).epsilon(1e-5))
 
@@ -184,7 +184,7 @@ def test_a_run_under_another_name_is_the_same_run(ledger: Ledger) -> None:
     ledger.charge(request([A], "a@3"), first)
     renamed = run("z", noise=A.noise.model_dump(exclude_none=True))
     ledger.charge(request([renamed], "z@5"), first)
-    standing = ledger.budget_report(BOOK, 1e-5)
+    standing = ledger.budget_report(SCOPE, 1e-5)
     assert [(each.name, each.step) for each in standing.runs] == [("a", 5)]
 
 
@@ -194,7 +194,7 @@ def test_a_parent_under_another_name_is_the_same_parent(ledger: Ledger) -> None:
     ledger.charge(request([A, kid], "kid@2"), first)
     renamed, later = run("z", noise=noise), child("kid", "z", 5, noise=kid.noise.model_dump(exclude_none=True))
     ledger.charge(request([renamed, later], "kid@4"), first)
-    standing = ledger.budget_report(BOOK, 1e-5)
+    standing = ledger.budget_report(SCOPE, 1e-5)
     assert [(each.name, each.step) for each in standing.runs] == [("a", 5), ("kid", 4)]
 
 
@@ -227,7 +227,7 @@ def test_a_data_set_whose_name_is_nearly_anothers_is_refused(ledger: Ledger, nam
 def test_several_runs_of_unknown_noise_source_have_no_epsilon(ledger: Ledger) -> None:
     for name in ("a", "b"):
         ledger.charge(request([run(name, noise={"source": "unknown"})], f"{name}@3"), first)
-    standing = ledger.budget_report(BOOK, 1e-5)
+    standing = ledger.budget_report(SCOPE, 1e-5)
     assert standing.epsilon is None
     assert "nobody says where the noise of a, b came from" in str(standing.why)
 
@@ -241,7 +241,7 @@ PAIR = {"one@1": 0.99, "two@1": 0.01}
 def test_two_merged_releases_do_not_add_up_so_the_second_is_refused(ledger: Ledger) -> None:
     """σ = (2, .5), one step: 4.43 and 4.48 claimed, 25.4 true."""
     ledger.charge(request([ONE, TWO], PAIR, theorem="merged_trajectory", final=True), first)
-    assert ledger.budget_report(BOOK, 1e-5).epsilon == pytest.approx(4.43, abs=0.01)
+    assert ledger.budget_report(SCOPE, 1e-5).epsilon == pytest.approx(4.43, abs=0.01)
     second = {"one@1": 0.98, "two@1": 0.02}
     with pytest.raises(RunsLockedError, match="^(one|two) \\(release [0-9a-f]{32}\\), .*: locked by a final release"):
         ledger.charge(request([ONE, TWO], second, theorem="merged_trajectory", final=True), first)
@@ -254,7 +254,7 @@ def test_two_merged_releases_do_not_add_up_so_the_second_is_refused(ledger: Ledg
 def test_two_merged_releases_without_final_cost_their_joint_release(ledger: Ledger) -> None:
     ledger.charge(request([ONE, TWO], PAIR), first)
     ledger.charge(request([ONE, TWO], {"one@1": 0.98, "two@1": 0.02}), first)
-    assert ledger.budget_report(BOOK, 1e-5).epsilon == pytest.approx(25.4, abs=0.05)
+    assert ledger.budget_report(SCOPE, 1e-5).epsilon == pytest.approx(25.4, abs=0.05)
 
 
 def test_a_sharper_theorem_needs_a_final_release(ledger: Ledger) -> None:
@@ -270,7 +270,7 @@ def test_a_final_release_of_runs_seen_before_is_refused(ledger: Ledger) -> None:
 
 def test_candidates_that_were_not_drawn_are_locked_too(ledger: Ledger) -> None:
     ledger.charge(request([ONE, TWO], "one@1", "two@1", final=True), drawing(0))
-    standing = ledger.budget_report(BOOK, 1e-5)
+    standing = ledger.budget_report(SCOPE, 1e-5)
     assert [(each.name, each.step, each.locked_by is not None) for each in standing.runs] == [
         ("one", 1, True),
         ("two", 0, True),
@@ -294,7 +294,7 @@ def test_an_unproved_theorem_is_counted_as_joint_release(ledger: Ledger) -> None
     from dpmerge.accounting.gaussian import GaussianProfile
 
     expected = GaussianProfile(squared**0.5).epsilon(1e-5)
-    assert ledger.budget_report(BOOK, 1e-5).epsilon == pytest.approx(expected, rel=1e-9)
+    assert ledger.budget_report(SCOPE, 1e-5).epsilon == pytest.approx(expected, rel=1e-9)
 
 
 # Standing
@@ -309,7 +309,7 @@ def test_final_releases_and_the_high_water_mark_compose(ledger: Ledger) -> None:
     weighted = (2 * 0.99 + 2 * 0.01) ** 2 / ((0.99 * 2) ** 2 + (0.01 * 0.5) ** 2)
     squared = 3 * (2 / 8) ** 2 + 2 * (2 / 4) ** 2 + weighted
     expected = GaussianProfile(squared**0.5).epsilon(1e-6)
-    standing = ledger.budget_report(BOOK, 1e-6)
+    standing = ledger.budget_report(SCOPE, 1e-6)
     assert standing.epsilon == pytest.approx(expected, rel=1e-9)
     assert [line.theorem for line in standing.releases] == ["joint_release"] * 2 + ["merged_trajectory"]
     assert any("only a cap is a guarantee" in caveat for caveat in standing.caveats)
@@ -317,33 +317,33 @@ def test_final_releases_and_the_high_water_mark_compose(ledger: Ledger) -> None:
 
 def test_epsilons_of_private_validations_add_up(ledger: Ledger) -> None:
     alone = ledger.charge(request([A], "a@3"), first)
-    before = ledger.budget_report(BOOK, 1e-5).epsilon
+    before = ledger.budget_report(SCOPE, 1e-5).epsilon
     assert before is not None
     assert alone.status == "pending"
     for _ in range(2):
         asked = request([A], "a@3", kind="private_validation", validation=Validation(epsilon=0.5))
         ledger.charge(asked, first)
-    assert ledger.budget_report(BOOK, 1e-5).epsilon == pytest.approx(before + 1.0)
+    assert ledger.budget_report(SCOPE, 1e-5).epsilon == pytest.approx(before + 1.0)
     apart = Validation(epsilon=2.0 * before, disjoint_vouched_by="the tests")
     ledger.charge(request([A], "a@3", kind="private_validation", validation=apart), first)
-    assert ledger.budget_report(BOOK, 1e-5).epsilon == pytest.approx(2 * before + 1.0)
+    assert ledger.budget_report(SCOPE, 1e-5).epsilon == pytest.approx(2 * before + 1.0)
 
 
 def test_every_checkpoint_looked_at_is_exposed_whatever_is_drawn(ledger: Ledger) -> None:
     ledger.charge(request([A, B], "a@3", "b@2", kind="uncharged"), first)
-    assert [(each.name, each.step) for each in ledger.budget_report(BOOK, 1e-5).runs] == [("a", 3), ("b", 2)]
+    assert [(each.name, each.step) for each in ledger.budget_report(SCOPE, 1e-5).runs] == [("a", 3), ("b", 2)]
 
 
 def test_other_budget_scopes_of_the_same_data_are_a_caveat(ledger: Ledger) -> None:
     other = run("a", unit="patient")
     ledger.charge(request([A], "a@3"), first)
     ledger.charge(request([other], "a@3"), first)
-    assert any("other budget scopes" in caveat for caveat in ledger.budget_report(BOOK, 1e-5).caveats)
-    assert BudgetScope("patients-2026", "patient", "replace_one") in ledger.books()
+    assert any("other budget scopes" in caveat for caveat in ledger.budget_report(SCOPE, 1e-5).caveats)
+    assert BudgetScope("patients-2026", "patient", "replace_one") in ledger.scopes()
 
 
 def test_an_empty_budget_scope_has_epsilon_zero(ledger: Ledger) -> None:
-    standing = ledger.budget_report(BOOK, 1e-5)
+    standing = ledger.budget_report(SCOPE, 1e-5)
     assert (standing.epsilon, standing.runs, standing.releases) == (0.0, (), ())
 
 

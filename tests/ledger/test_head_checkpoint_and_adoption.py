@@ -20,7 +20,7 @@ from dpmerge.ledger import (
     replace_head_checkpoint,
     update_head_checkpoint,
 )
-from ledger.releases import BOOK, drawing, first, request, run
+from ledger.releases import SCOPE, drawing, first, request, run
 
 A, B = run("a"), run("b", 4.0)
 ONE, TWO = run("one", 2.0, steps=1), run("two", 0.5, steps=1)
@@ -71,7 +71,7 @@ def test_a_ledger_restored_from_a_backup_is_refused(tmp_path: Path) -> None:
         )
         replace_head_checkpoint(restored, witness)
         check_head_checkpoint(restored, witness)
-        standing = restored.budget_report(BOOK, 1e-5)
+        standing = restored.budget_report(SCOPE, 1e-5)
         assert standing.epsilon == epsilon(3 * (2 / 8) ** 2 + 2 * (2 / 4) ** 2)
         assert any("adopted" in caveat for caveat in standing.caveats)
         assert restored.verify().ok
@@ -125,13 +125,13 @@ def test_adopting_twice_changes_nothing(ledger: Ledger) -> None:
 
 def test_adopting_without_an_index_exposes_every_candidate(ledger: Ledger) -> None:
     adopt(ledger, request([A, B], "a@3", "b@2"), index=None)
-    assert ledger.budget_report(BOOK, 1e-5).epsilon == epsilon(3 * (2 / 8) ** 2 + 2 * (2 / 4) ** 2)
+    assert ledger.budget_report(SCOPE, 1e-5).epsilon == epsilon(3 * (2 / 8) ** 2 + 2 * (2 / 4) ** 2)
     assert ledger.verify().ok
 
 
 def test_an_adopted_final_release_locks_its_runs(ledger: Ledger) -> None:
     adopt(ledger, request([ONE, TWO], PAIR, theorem="merged_trajectory", final=True))
-    assert ledger.budget_report(BOOK, 1e-5).epsilon == pytest.approx(4.43, abs=0.01)
+    assert ledger.budget_report(SCOPE, 1e-5).epsilon == pytest.approx(4.43, abs=0.01)
     with pytest.raises(RunsLockedError):
         ledger.charge(request([ONE], "one@1"), first)
 
@@ -141,26 +141,26 @@ def test_a_final_release_whose_runs_were_seen_counts_as_joint_release(ledger: Le
     both = [request([ONE, TWO], PAIR, theorem="merged_trajectory", final=True), request([ONE], "one@1")]
     ledger.charge(both[order[0]], first)
     adopt(ledger, both[order[1]])
-    standing = ledger.budget_report(BOOK, 1e-5)
+    standing = ledger.budget_report(SCOPE, 1e-5)
     assert standing.epsilon == epsilon((2 / 2) ** 2 + (2 / 0.5) ** 2)
     assert any("cannot be vouched for" in caveat for caveat in standing.caveats)
     assert ledger.verify().ok
     for rule in ("gaussian_filter", "renyi_filter"):
         with pytest.raises(CapExceededError, match="can be vouched for"):
-            ledger.set_cap(BOOK, Cap(epsilon=50.0, delta=1e-5, rule=rule))  # type: ignore[arg-type]
+            ledger.set_cap(SCOPE, Cap(epsilon=50.0, delta=1e-5, rule=rule))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("rule", ["ceiling", "gaussian_filter", "renyi_filter"])
 def test_an_adopted_release_counts_even_beyond_the_cap(ledger: Ledger, rule: str) -> None:
     if rule == "ceiling":
-        ledger.set_cap(BOOK, Cap.of_manifests(2.0, 1e-5, {"a": 2}, [A]))
+        ledger.set_cap(SCOPE, Cap.of_manifests(2.0, 1e-5, {"a": 2}, [A]))
     else:
-        ledger.set_cap(BOOK, Cap(epsilon=2.0, delta=1e-5, rule=rule))  # type: ignore[arg-type]
+        ledger.set_cap(SCOPE, Cap(epsilon=2.0, delta=1e-5, rule=rule))  # type: ignore[arg-type]
     adopt(ledger, request([A], "a@20"))
     assert ledger.verify().ok
     with pytest.raises(CapExceededError):
         ledger.charge(request([A], "a@1"), first)
-    standing = ledger.budget_report(BOOK, 1e-5)
+    standing = ledger.budget_report(SCOPE, 1e-5)
     assert standing.epsilon is not None
     assert standing.epsilon > 2.0
     if rule != "ceiling":
@@ -170,10 +170,10 @@ def test_an_adopted_release_counts_even_beyond_the_cap(ledger: Ledger, rule: str
 
 @pytest.mark.parametrize("rule", ["gaussian_filter", "renyi_filter"])
 def test_after_an_adopted_release_without_a_number_nothing_is_allowed_under_the_cap(ledger: Ledger, rule: str) -> None:
-    ledger.set_cap(BOOK, Cap(epsilon=2.0, delta=1e-5, rule=rule))  # type: ignore[arg-type]
+    ledger.set_cap(SCOPE, Cap(epsilon=2.0, delta=1e-5, rule=rule))  # type: ignore[arg-type]
     adopt(ledger, request([run("p", 1.0, sampling_rate=0.01)], "p@20"))
     with pytest.raises(NoGuaranteeError):
         ledger.charge(request([A], "a@1"), first)
     assert ledger.verify().ok
-    left = ledger.budget_report(BOOK, 1e-5).left
+    left = ledger.budget_report(SCOPE, 1e-5).left
     assert left is not None

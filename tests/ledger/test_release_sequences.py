@@ -18,7 +18,7 @@ from dpmerge.errors import CapExceededError, RunsLockedError
 from dpmerge.ledger import Cap
 from dpmerge.ledger.caps import renyi_budget
 from dpmerge.ledger.state import State
-from ledger.releases import BOOK, capped, entered, exactly, request, run
+from ledger.releases import SCOPE, capped, entered, exactly, request, run
 
 DELTA = 1e-5
 SIGMAS = {"a": 20.0, "b": 30.0, "c": 50.0}
@@ -151,5 +151,5 @@ def test_the_renyi_filter_keeps_its_budget_in_expectation_over_all_draws(
 
 def test_the_runs_of_these_tests_are_of_one_budget_scope() -> None:
     assert {(each.dataset.id, each.unit, each.adjacency) for each in [*RUNS.values(), *SHORT.values()]} == {
-        (BOOK.dataset, BOOK.unit, BOOK.adjacency)
+        (SCOPE.dataset, SCOPE.unit, SCOPE.adjacency)
     }

@@ -234,7 +234,7 @@ def test_frozen_tensors_that_must_not_differ_are_refused_where_they_do(tmp_path:
     same = tensor("F32", (50,), 1)
     for run, frozen in {"a": same, "b": tensor("F32", (50,), 2), "c": same}.items():
         write_run(tmp_path / "runs", run, {ONE_FILE: {"kept": same, "mixed": frozen}}, frozen=["kept", "mixed"])
-    message = "mixed: got other values in b@4; accepted: frozen tensors that are the same in all models, as in a@4"
+    message = "mixed: it has other values in b@4 than in a@4; average models whose frozen tensors are the same"
     with pytest.raises(TensorMismatchError, match=message):
         merge_three(tmp_path / "runs", tmp_path / "out", trained=[])
 

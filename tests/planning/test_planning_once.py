@@ -63,7 +63,7 @@ def test_a_refused_merge_that_hints_at_a_final_one_plans_once(plannings: list[ob
     home, out = copytree(PROBE, tmp_path / "probe"), tmp_path / "merged"
     result = CliRunner().invoke(app, ["merge", str(home), "--epsilon", "0.05", "--delta", "1e-5", "-o", str(out)])
     assert result.exit_code == 1
-    assert "a final release (--final), which locks its runs, meets it" in result.stderr
+    assert "a final release, final=True (--final), which locks its runs, meets it" in result.stderr
     assert len(plannings) == 1
 
 

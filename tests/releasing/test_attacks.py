@@ -101,7 +101,7 @@ class TestNoiseThatCannotBeAdded:
         for run in ("s16", "s32", "s64"):
             rewritten(probe, run, pretend, tensors=lambda t: {**t, "extra": np.zeros(4, np.float32)})
         portfolio = Portfolio.load(probe, contents=False)
-        with pytest.raises(TensorMismatchError, match="a frozen tensor as it was at the start of the run"):
+        with pytest.raises(TensorMismatchError, match="said to be frozen, and has other values than at the start"):
             release(dpm.plan(portfolio, target(0.05)), out=tmp_path / "out", final=True)
 
 
@@ -230,7 +230,7 @@ class TestOverwriting:
         place.mkdir()
         plan = dpm.plan(Portfolio.load(mnist), target(0.8), theorem="joint_release")
         release(plan, out=tmp_path / "one", ledger=place / "ledger.sqlite")
-        with pytest.raises(CannotWriteError, match="a folder without .*ledger.sqlite in it"):
+        with pytest.raises(CannotWriteError, match="ledger.sqlite is in .*, which would be replaced"):
             release(plan, out=place, ledger=place / "ledger.sqlite", overwrite=True)
         assert (place / "ledger.sqlite").exists()
 
@@ -238,7 +238,7 @@ class TestOverwriting:
         (tmp_path / "mine").mkdir()
         (tmp_path / "mine" / "thesis.tex").write_text("years of work")
         plan = dpm.plan(Portfolio.load(mnist), target(0.8), theorem="joint_release")
-        with pytest.raises(CannotWriteError, match="to overwrite an earlier release, and nothing else"):
+        with pytest.raises(CannotWriteError, match="holds no earlier release, and nothing else is overwritten"):
             release(plan, out=tmp_path / "mine", overwrite=True)
         assert (tmp_path / "mine" / "thesis.tex").exists()
 

@@ -279,7 +279,9 @@ class TestKills:
         out = place / "out"
         release_killed_at("charged", home, out, DRAW)
         (entry,) = pending(home)
-        with pytest.raises(CannotWriteError, match=f"got release {entry.release_id}, charged and not finished"):
+        with pytest.raises(
+            CannotWriteError, match=f"release {entry.release_id}.* is charged and not finished; finish it"
+        ):
             release(stated_weights(loaded(home), {"c@10": 1.0}, LOOSE), out=out)
         assert len(charged(home)) == 1
 
@@ -463,9 +465,9 @@ class TestFailures:
         finished(home, place / "out", 0, files[NOISE.name])
 
     def test_an_abandoned_release_stays_charged(self, home: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        book = BudgetScope("soaked", "record", "replace_one")
+        scope = BudgetScope("soaked", "record", "replace_one")
         with Ledger.open(home / LEDGER_NAME) as ledger:
-            ledger.set_cap(book, Cap(epsilon=3.0, delta=DELTA, rule="gaussian_filter"))
+            ledger.set_cap(scope, Cap(epsilon=3.0, delta=DELTA, rule="gaussian_filter"))
         planned = stated_weights(loaded(home), {"a@20": 1.0}, LOOSE)  # μ² = 20·(2/16)² = 0.3125
         with monkeypatch.context() as patched:
             patched.setattr(Ledger, "charge", after_charging((home / "a" / "step-20.safetensors").unlink))
@@ -479,7 +481,7 @@ class TestFailures:
         assert [each.status for each in charged(home)] == ["abandoned"]
         assert ran("ledger", "recover", home).output.strip() == "Nothing is pending."
         with Ledger.open(home / LEDGER_NAME) as ledger:
-            left = ledger.budget_report(book, DELTA).left
+            left = ledger.budget_report(scope, DELTA).left
         assert left is not None
         assert left.spent == pytest.approx(0.3125, rel=1e-12)
         assert not (place / "out").exists()
@@ -585,7 +587,7 @@ class TestTheSameRequestKey:
         made = [each for each in ended if each.how == "done"]
         assert made, [each.error for each in ended]
         for each in ended:
-            assert each.how == "done" or "being made" in each.error, each.error
+            assert each.how == "done" or "another process is making a release in" in each.error, each.error
         (entry,) = charged(home)
         assert entry.status == "completed"
         assert {each.value for each in made} == {entry.release_id} == {release_in(place / "out")}
@@ -602,7 +604,7 @@ class TestTheSameRequestKey:
         assert kinds == ["done", "failed"], [each.error for each in ended]
         (made,) = [each.value for each in ended if each.how == "done"]
         (refused,) = [each for each in ended if each.how == "failed"]
-        assert "a folder that is not empty" in refused.error or "being made" in refused.error
+        assert "is not empty" in refused.error or "another process is making a release in" in refused.error
         assert release_in(out) == made
         assert hidden(place) == []
         sound(home, place)
@@ -623,7 +625,7 @@ class TestTheSameRequestKey:
         assert made
         assert len(made) == sum(each.how == "done" for each in ended)
         for each in ended:
-            assert each.how == "done" or "where this release is being made" in each.error, each.error
+            assert each.how == "done" or "once it is there it can be handed out elsewhere" in each.error, each.error
         assert len({json.dumps(digests(path)) for path in made}) == 1
         assert len(charged(home)) == 1
         sound(home, place)
@@ -769,7 +771,7 @@ class TestARestoredLedger:
         changed(place / "two" / "model.safetensors")
         result = ran("ledger", "recover", home, "--adopt", place / "two", "--accept")
         assert result.exit_code == 2
-        assert "an output that verifies" in result.output
+        assert "does not verify (files: " in result.output
         assert self.merged(home, place / "three", "c@20").exit_code == 2
 
     def test_recovery_from_a_restored_ledger_does_not_draw_noise_again(

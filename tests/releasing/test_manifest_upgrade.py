@@ -129,7 +129,7 @@ def test_changing_the_statement_of_a_charged_run_is_refused(home: Path) -> None:
     before = contents(home / "full-batch")
     result = upgraded(home / "full-batch", *SET)
     assert result.exit_code == 2
-    assert "privacy-ledger.sqlite has charged as it is stated now" in result.stderr
+    assert "privacy-ledger.sqlite has charged run a as it is stated now" in result.stderr
     assert "certificates made from it would no longer fit" in result.stderr
     assert contents(home / "full-batch") == before
 
@@ -155,17 +155,17 @@ def test_a_run_whose_ledger_is_elsewhere_keeps_its_statement_until_that_is_named
     ledger = (home / "full-batch" / "privacy-ledger.sqlite").rename(home / "ledger.sqlite")
     result = upgraded(home / "full-batch", *SET)
     assert result.exit_code == 2
-    assert "that ledger, by --ledger" in result.stderr
+    assert "name that ledger, ledger=… (--ledger)" in result.stderr
     named = upgraded(home / "full-batch", *SET, "--ledger", ledger)
     assert named.exit_code == 2
-    assert "has charged as it is stated now" in named.stderr
+    assert "has charged run a as it is stated now" in named.stderr
 
 
 def test_an_upgrade_beside_another_ledger_than_the_runs_own_is_refused(home: Path) -> None:
     shutil.copy(home / "final" / "privacy-ledger.sqlite", home / "full-batch" / "privacy-ledger.sqlite")
     result = upgraded(home / "full-batch", *SET)
     assert result.exit_code == 2
-    assert "that ledger, by --ledger" in result.stderr
+    assert "name that ledger, ledger=… (--ledger)" in result.stderr
 
 
 def test_a_run_the_ledger_has_not_charged_is_upgraded_beside_it(home: Path, tmp_path: Path) -> None:
@@ -214,8 +214,8 @@ def test_an_upgrade_can_state_where_the_noise_of_a_release_is(tmp_path: Path) ->
 
 
 INVALID = {
-    "a field of 0.1": (("--set", "tuning=none"), "--set: got 'tuning'; accepted: stopping"),
-    "an unknown field": (("--set", "colour=red"), "--set: got 'colour'"),
+    "a field of 0.1": (("--set", "tuning=none"), "values (--set): got 'tuning'; accepted: stopping"),
+    "an unknown field": (("--set", "colour=red"), "values (--set): got 'colour'"),
     "no value": (("--set", "stopping"), "accepted: FIELD=VALUE"),
     "an empty value": (("--set", "stopping="), "accepted: FIELD=VALUE"),
     "broken json": (("--set", "tensors.tied=[["), "broken JSON"),

@@ -99,7 +99,7 @@ BAD = {
     "a name that is nearly one": (["--scenario", "contractoin"], "did you mean contraction?"),
     "a data folder that is not there": (["--scenario", "canary_single", "--data", "no"], "a folder that exists"),
     "a picture of all": (["--scenario", "all", "--picture", "x.png"], "one scenario"),
-    "a picture in no folder": (["--scenario", "one_step", "--picture", "no/x.png"], "a folder that exists"),
+    "a picture in no folder": (["--scenario", "one_step", "--picture", "no/x.png"], "no is no folder that can be"),
     "too few trials": (["--scenario", "one_step", "--trials", 10], "an integer from 100 to 50000000"),
 }
 

@@ -73,7 +73,7 @@ def test_in_the_average_of_a_run_and_its_turned_twin_one_step_of_noise_is_left()
 
 
 def test_a_ledger_that_does_not_look_at_seeds_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledgers, "require_same_runs", lambda book, runs: None)
+    monkeypatch.setattr(ledgers, "require_same_runs", lambda state, runs: None)
     found = findings("shared_seed")["the ledger, which refuses the second run"]
     assert found.claim.value is not None
     assert found.verdict == "violated"

@@ -42,7 +42,8 @@ def generate(path: Path, passphrase: str | None = None) -> tuple[Path, str]:
     public = path.with_name(path.name + ".pub")
     for file in (path, public):
         if file.exists() or file.is_symlink():
-            raise CannotWriteError("output", str(file), "a file that is not there yet: no key is ever overwritten")
+            problem = f"output: {file} is there already, and no key is ever overwritten"
+            raise CannotWriteError("output", str(file), "name another file", problem=problem)
     _write(path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, locked), 0o600)
     _write(public, key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo), 0o644)
     return public, str(CryptoSigner(key).public_key.keyid)
@@ -71,13 +72,15 @@ def read_private(path: Path, *, passphrase: Passphrase = None, insecure_permissi
         raise InvalidInputError("key", str(path), accepted, found="a public key")
     found = None if insecure_permissions or b"PRIVATE KEY" not in content else too_open(path, PRIVATE_KEY)
     if found is not None:
-        raise InvalidInputError("key", str(path), "a private key for its owner alone", found=found)
+        problem = f"the private key is no secret: {found}"
+        raise InvalidInputError("key", str(path), "keep it for its owner alone", problem=problem)
     secret = _passphrase(path, passphrase) if b"ENCRYPTED" in content else None
     try:
         key = load_pem_private_key(content, secret)
     except (ValueError, TypeError, UnsupportedAlgorithm):
         if secret is not None:
-            raise InvalidInputError("key", str(path), "the passphrase of this key", found="another one") from None
+            problem = f"key: the passphrase is not that of {path}"
+            raise InvalidInputError("key", str(path), "give the one it was made with", problem=problem) from None
         raise InvalidInputError("key", str(path), accepted, found=f"{path}, which holds no such key") from None
     if not isinstance(key, Ed25519PrivateKey):
         raise InvalidInputError("key", str(path), accepted, found="another kind of key")
@@ -86,7 +89,8 @@ def read_private(path: Path, *, passphrase: Passphrase = None, insecure_permissi
 
 def _passphrase(path: Path, given: Passphrase) -> bytes:
     if given is None:
-        raise InvalidInputError("key", str(path), "its passphrase", found="a key that has one, and no passphrase")
+        problem = f"key: {path} has a passphrase, and none was given"
+        raise InvalidInputError("key", str(path), "give it, passphrase=… (DPMERGE_KEY_PASSPHRASE)", problem=problem)
     return (given if isinstance(given, str) else given(path)).encode()
 
 

@@ -43,7 +43,7 @@ def check_output(
     file = path / CERTIFICATE_NAME
     accepted = f"a folder that holds {CERTIFICATE_NAME}, as `dpmerge merge` makes it"
     if not is_file(file):
-        raise InvalidInputError(str(path), str(path), accepted, found="no certificate")
+        raise InvalidInputError(str(path), str(path), f"name {accepted}", problem=f"{path}: there is no certificate")
     text = read_bytes(file, accepted=accepted)
     try:
         certificate = read_certificate(text)

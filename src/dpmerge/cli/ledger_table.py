@@ -38,9 +38,10 @@ def _cap(report: BudgetReport) -> str:
     if cap.rule == "ceiling":
         steps = f"{left.left:g} of its {left.limit:g} steps not looked at yet; all within it is free"
         return f"cap ε = {cap.epsilon:g} at δ = {cap.delta:g} by ceiling ({steps})"
+    fits = "" if left.epsilon is None else f"; of runs not seen yet, ε up to about {left.epsilon:.4g} fits"
     return (
         f"cap ε = {cap.epsilon:g} at δ = {cap.delta:g} by {cap.rule}, "
-        f"{left.left:.4g} of {left.limit:.4g} left ({left.currency})"
+        f"{left.left:.4g} of {left.limit:.4g} left ({left.currency}){fits}"
     )
 
 

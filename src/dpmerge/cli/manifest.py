@@ -15,11 +15,13 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     help="The record of a run: `privacy.json`, beside its checkpoints.",
+    # --out, as version 0.1 called it, is --output; click shows an alias in the help, and not this.
+    context_settings={"token_normalize_func": lambda name: "output" if name == "out" else name},
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
 
-Out = Annotated[Path, typer.Option("--out", "-o", help="Where to write; an existing file is never replaced.")]
+Out = Annotated[Path, typer.Option("--output", "-o", help="Where to write; an existing file is never replaced.")]
 Delta = Annotated[float, typer.Option(help="The δ at which its ε is given.")]
 
 
@@ -57,7 +59,7 @@ def write(
     draft: Annotated[Path, typer.Argument(metavar="FILE", help="A template that was filled in.")],
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="Default: `privacy.json` beside it; an existing file is never replaced."),
+        typer.Option("--output", "-o", help="Default: `privacy.json` beside it; an existing file is never replaced."),
     ] = None,
     delta: Delta = 1e-5,
     as_json: AsJson = False,

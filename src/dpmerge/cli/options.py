@@ -82,13 +82,14 @@ def require_writable(field: str, file: Path | None) -> None:
     except OSError as error:
         raise CannotWriteError.from_os(error, field=field, path=file, accepted="the name of a file") from None
     if taken:
-        raise InvalidInputError(field, str(file), "the name of an ordinary file", found="something else of that name")
+        raise InvalidInputError(field, str(file), "name another", problem=f"{field}: {file} is no ordinary file")
     require_folder(field, file.parent)
 
 
 def require_folder(field: str, folder: Path) -> None:
     if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
-        raise InvalidInputError(field, str(folder), "a folder that exists and can be written to")
+        problem = f"{field}: {folder} is no folder that can be written to"
+        raise InvalidInputError(field, str(folder), "make it, or name another", problem=problem)
 
 
 def ledger_place(portfolio: Path | None, ledger: str | None) -> str | Path:
@@ -103,9 +104,8 @@ def asked_passphrase(key: Path) -> str:
     if (given := os.environ.get(PASSPHRASE)) is not None:
         return given
     if not sys.stdin.isatty():
-        raise InvalidInputError(
-            "key", str(key), f"its passphrase, in {PASSPHRASE} or at a terminal", found="no passphrase"
-        )
+        problem = f"key: {key} has a passphrase, and there is no terminal to ask for it at"
+        raise InvalidInputError("key", str(key), f"give it in {PASSPHRASE}", problem=problem)
     return _typed_passphrase(key)
 
 

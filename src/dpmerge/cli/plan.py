@@ -15,8 +15,11 @@ from dpmerge.cli.options import (
     DELTA,
     EVALUATOR,
     HEADERS_ONLY,
+    INSECURE,
     JOBS,
+    LEDGER,
     PORTFOLIO,
+    ledger_place,
     loaded_portfolio,
     numbers,
     require_writable,
@@ -87,6 +90,8 @@ def plan(
     suggest: Annotated[
         bool, typer.Option("--suggest", help="Say what one more run or checkpoint would save; takes a few plans more.")
     ] = False,
+    ledger: LEDGER = None,
+    insecure_permissions: INSECURE = False,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Save the plan as JSON.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -97,12 +102,15 @@ def plan(
     `--objective public_evaluation` or `private_validation` asks for it; then every model that could have been looked at
     is paid for.
 
+    A note says if the ledger would refuse to charge it: its runs are locked, or it would pass the cap on this data.
+
     Exit code 1: nothing in this portfolio meets the target; the message names the smallest ε that something does.
 
     Example: `dpmerge plan examples/mnist --epsilon 0.8 --delta 1e-5`
     """
     with one_line_errors(to_go_on(cache, evaluator, private=objective == "private_validation")):
         from dpmerge.planning.planner import plan as compute
+        from dpmerge.releasing.chargeable import why_not_chargeable
         from dpmerge.terms.guarantee import Guarantee
 
         target = Guarantee(epsilon=epsilon, delta=delta)
@@ -131,6 +139,9 @@ def plan(
             accounting=accounting,  # type: ignore[arg-type]
             non_private=non_private or (),
         )
+        refused = why_not_chargeable(result, ledger_place(portfolio, ledger), insecure_permissions=insecure_permissions)
+        if refused is not None:
+            say(f"note: {refused}", err=True)
         document = result.document()
         if output is not None:
             _save(output, document)

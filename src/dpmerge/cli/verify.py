@@ -144,5 +144,6 @@ def _new_passphrase() -> str:
     if (given := os.environ.get(PASSPHRASE)) is not None:
         return given
     if not sys.stdin.isatty():
-        raise InvalidInputError("passphrase", None, f"{PASSPHRASE}, or a terminal to ask at", found="neither")
+        problem = "passphrase: there is no terminal to ask for it at"
+        raise InvalidInputError("passphrase", None, f"give it in {PASSPHRASE}", problem=problem)
     return str(typer.prompt("Passphrase", hide_input=True, confirmation_prompt=True, err=True))

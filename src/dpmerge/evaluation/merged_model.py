@@ -124,8 +124,9 @@ def _combined(recipe: Recipe, tensor: str, frozen: bool, read: Callable[[str, st
             same &= kept is None or other == kept
             value += _times(weight, other.astype(value.dtype, copy=False))
         elif not np.array_equal(value, other):
-            accepted = f"integers and booleans that are the same in all models, as in {first}"
-            raise InvalidInputError(f"tensor {tensor}", None, accepted, found=f"other values in {name}")
+            problem = f"tensor {tensor}: it has other values in {name} than in {first}"
+            remedy = "average models whose integers and booleans are the same"
+            raise InvalidInputError(f"tensor {tensor}", None, remedy, problem=problem)
     if kept is not None:  # what was not trained stays as it is, and is averaged only where that was allowed
         value = np.where(same, kept, value)
     return Combined(value, dtype, floats and not frozen)

@@ -23,7 +23,7 @@ from dpmerge.terms.recipe import Recipe
 SCHEMA = "dpmerge/scores/v1"
 BANNER = "Analysis, not for release: it shows figures of models that have not been released."
 _HEADER = (json.dumps({"schema": SCHEMA, "banner": BANNER}) + "\n").encode()
-_ACCEPTED = "a file of scores that dpmerge wrote, or the name of a new one"
+_REMEDY = "name a file of scores that dpmerge wrote, or a new one"
 _ACCEPTED_FILE = "a file that can be read and written"
 _FIELDS = {"key", "recipe", "score"}
 
@@ -113,13 +113,13 @@ class ScoreCache:
 
     def _resume(self, path: Path, file: int) -> None:
         if not stat.S_ISREG(os.fstat(file).st_mode):
-            raise InvalidInputError("cache", path, _ACCEPTED, found=f"{path}, which is no ordinary file")
+            raise InvalidInputError("cache", path, _REMEDY, problem=f"cache: {path} is no ordinary file")
         with os.fdopen(os.dup(file), "rb") as reader:
             content = reader.read()
         whole, end, torn = content.rpartition(b"\n")
         lines = whole.split(b"\n") if end else []
         if not lines and not _HEADER.startswith(torn):
-            raise InvalidInputError("cache", path, _ACCEPTED, found=f"{path}, which is something else")
+            raise InvalidInputError("cache", path, _REMEDY, problem=f"cache: {path} is something else")
         for number, line in enumerate(lines, start=1):
             _read(path, number, line, self._scores)
         os.fchmod(file, 0o600)
@@ -137,8 +137,8 @@ def _read(path: Path, number: int, line: bytes, scores: dict[str, float]) -> Non
     if number == 1:
         schema = content.get("schema") if isinstance(content, dict) else None
         if schema != SCHEMA:
-            found = f"{path}, which is something else" if schema is None else f"{path} of the schema {schema!r}"
-            raise InvalidInputError("cache", path, f"{_ACCEPTED}, of the schema {SCHEMA}", found=found)
+            found = "something else" if schema is None else f"of the schema {schema!r}, and not {SCHEMA}"
+            raise InvalidInputError("cache", path, _REMEDY, problem=f"cache: {path} is {found}")
         return
     if not isinstance(content, dict) or set(content) != _FIELDS:
         raise _broken(path, number, "no object with key, recipe and score")

@@ -16,10 +16,10 @@ from dpmerge.accounting import validation
 from dpmerge.accounting.composition import compose
 from dpmerge.errors import NoGuaranteeError
 from dpmerge.ledger.cap_setting import cap_in
-from dpmerge.ledger.caps import Cap, gaussian_budget, renyi_budget
+from dpmerge.ledger.caps import Cap, gaussian_budget, renyi_budget, room
 from dpmerge.ledger.charge import Charge
 from dpmerge.ledger.entries import BudgetScope
-from dpmerge.ledger.state import ScopeState
+from dpmerge.ledger.scope_state import ScopeState
 from dpmerge.terms.checkpoint_reference import CheckpointReference
 from dpmerge.terms.recipe import Recipe
 
@@ -55,11 +55,15 @@ class ReleaseLine:
 
 @dataclass(frozen=True)
 class BudgetLeft:
-    """What is left under a cap, in the currency of its privacy filter."""
+    """What is left under a cap, in the currency of its privacy filter.
+
+    `epsilon` is about what a release of unseen runs may cost, at the cap's δ; None where the filter does not tell.
+    """
 
     currency: str
     limit: float
     spent: float
+    epsilon: float | None = None
 
     @property
     def left(self) -> float:
@@ -87,7 +91,7 @@ def budget_report(state: ScopeState, delta: float, others: Sequence[BudgetScope]
     ceiling = {} if state.cap is None else {run["identity"]: run["step"] for run in state.cap["ceiling"]}
     seen = sorted({*state.exposed, *state.locks, *ceiling}, key=lambda run: (state.runs[run].name, run))
     return BudgetReport(
-        scope=state.book,
+        scope=state.scope,
         delta=delta,
         epsilon=epsilon,
         why=why,
@@ -137,7 +141,8 @@ def _left(state: ScopeState) -> BudgetLeft | None:
             spent = state.prices.squared_mu(state.high_water) + state.spent
         except NoGuaranteeError:  # an adopted release the filter cannot count
             spent = math.inf
-        return BudgetLeft("μ²", gaussian_budget(epsilon, delta), spent)
+        limit = gaussian_budget(epsilon, delta)
+        return BudgetLeft("μ²", limit, spent, epsilon=room(limit, spent, delta))
     if state.cap["rule"] == "renyi_filter":
         return BudgetLeft(f"Rényi divergence of order {order:g}", renyi_budget(epsilon, delta, order), state.spent)
     ceiling = {run["identity"]: run["step"] for run in state.cap["ceiling"]}
@@ -184,7 +189,7 @@ def _caveats(state: ScopeState, others: Sequence[BudgetScope]) -> Iterator[str]:
         yield f"adopted with no signature: {unsigned}; all runs count as released, private validations of theirs do not"
     if state.accepted:
         yield "entries were lost; somebody vouched that what is counted here is all: others may be missing"
-    if same := [other for other in others if other.dataset == state.book.dataset]:
+    if same := [other for other in others if other.dataset == state.scope.dataset]:
         yield f"the same data has other budget scopes, whose releases are not counted here: {', '.join(map(str, same))}"
     if len(state.releases) > 1 and state.cap is None:
         yield "ε is of what was drawn; where later releases were chosen after earlier ones, only a cap is a guarantee"

@@ -14,44 +14,45 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dpmerge.accounting.exposure import Adjacency
+from dpmerge.accounting.gaussian import gaussian_epsilon
 from dpmerge.errors import CapExceededError, InvalidInputError, NoGuaranteeError
 from dpmerge.ledger.caps import MARGIN, Cap, gaussian_budget, renyi_budget
 from dpmerge.ledger.charge import Charge, by_identity
 from dpmerge.ledger.entries import Entry
 from dpmerge.ledger.privacy_filters import Proposal, adopted_cost, beyond, cost_of
 from dpmerge.ledger.run_checks import Stated, require_same_runs
-from dpmerge.ledger.state import ScopeState
+from dpmerge.ledger.scope_state import ScopeState
 from dpmerge.terms.ancestry import mechanisms_of
 from dpmerge.terms.checkpoint_reference import CheckpointReference
 from dpmerge.terms.documents import validated
 from dpmerge.terms.run_record import RunRecord
 
 
-def cap_body(scope: ScopeState, cap: Cap) -> dict[str, Any]:
+def cap_body(state: ScopeState, cap: Cap) -> dict[str, Any]:
     """The body of the entry that sets the cap, or why it cannot be set."""
-    _require_same_rule(scope, cap)
-    if scope.uncharged:
+    _require_same_rule(state, cap)
+    if state.uncharged:
         raise CapExceededError(
-            f"release {scope.uncharged[0]} was chosen in a way that is not charged: no cap covers it"
+            f"release {state.uncharged[0]} was chosen in a way that is not charged: no cap covers it"
         )
-    if scope.validation > 0:
+    if state.validation > 0:
         raise CapExceededError(
             "a private validation shared people with the training set: no privacy filter counts it under a cap"
         )
-    if scope.conflict is not None and cap.rule != "ceiling":
-        raise CapExceededError(f"no cap on {scope.book} can be vouched for: {scope.conflict}")
-    if scope.validation_apart > cap.epsilon:
-        raise CapExceededError(f"the people of validation sets have paid ε {scope.validation_apart:.6g} already")
-    ceiling = list(_ceiling(scope, cap)) if cap.rule == "ceiling" else []
-    spent = spent_so_far(scope, cap.rule, cap.order)
-    _require_fit(scope, cap, spent)
+    if state.conflict is not None and cap.rule != "ceiling":
+        raise CapExceededError(f"no cap on {state.scope} can be vouched for: {state.conflict}")
+    if state.validation_apart > cap.epsilon:
+        raise CapExceededError(f"the people of validation sets have paid ε {state.validation_apart:.6g} already")
+    ceiling = list(_ceiling(state, cap)) if cap.rule == "ceiling" else []
+    spent = spent_so_far(state, cap.rule, cap.order)
+    _require_fit(state, cap, spent)
     return {
         "epsilon": cap.epsilon,
         "delta": cap.delta,
         "rule": cap.rule,
         "order": cap.order,
         "ceiling": ceiling,
-        "releases_before": len(scope.releases),
+        "releases_before": len(state.releases),
         "spent_before": spent,
     }
 
@@ -70,59 +71,61 @@ def cap_in(body: Mapping[str, Any]) -> Cap:
     )
 
 
-def spent_so_far(scope: ScopeState, rule: str, order: float | None) -> float:
+def spent_so_far(state: ScopeState, rule: str, order: float | None) -> float:
     """Everything so far in the filter's currency, counted again release by release."""
     if rule == "ceiling":
         return 0.0
-    replayed, spent = ScopeState.of(scope.book), 0.0
-    for release in scope.releases.values():
+    replayed, spent = ScopeState.of(state.scope), 0.0
+    for release in state.releases.values():
         spent += recounted(replayed, release, rule, order)
         replayed.apply(release.entry)
     return spent
 
 
-def recounted(scope: ScopeState, charge: Charge, rule: str, order: float | None) -> float:
+def recounted(state: ScopeState, charge: Charge, rule: str, order: float | None) -> float:
     """What a release costs on top of a scope as it was before, from its terms."""
-    before = scope.considering(charge.runs)
+    before = state.considering(charge.runs)
     proposal = Proposal(charge.terms, charge.exposures, charge.final)
     if charge.adopted:
         return adopted_cost(before, proposal, charge.index, rule, order)
     return cost_of(before, proposal, rule, order)
 
 
-def adoption_cost(scope: ScopeState, charge: Charge) -> float | None:
+def adoption_cost(state: ScopeState, charge: Charge) -> float | None:
     """What a release adds that is counted whether or not it may be; None where there is no number."""
-    if scope.cap is None:
+    if state.cap is None:
         return 0.0
     try:
-        cost = recounted(scope, charge, scope.cap["rule"], scope.cap["order"])
+        cost = recounted(state, charge, state.cap["rule"], state.cap["order"])
     except NoGuaranteeError:
         return None
     return cost if math.isfinite(cost) else None
 
 
-def adopted_body(scope: ScopeState, body: Mapping[str, Any]) -> dict[str, Any]:
+def adopted_body(state: ScopeState, body: Mapping[str, Any]) -> dict[str, Any]:
     """The body of an entry that adopts a release, with how it is counted and what it costs."""
-    charge = Charge(entry=Entry.draft("adopted", scope.book, body))
+    charge = Charge(entry=Entry.draft("adopted", state.scope, body))
     proposal = Proposal(charge.terms, charge.exposures, charge.final)
     by_theorem = proposal.bounds is not None and charge.index is not None
-    return {**body, "counted": "theorem" if by_theorem else "joint", "cost": adoption_cost(scope, charge)}
+    return {**body, "counted": "theorem" if by_theorem else "joint", "cost": adoption_cost(state, charge)}
 
 
-def _require_same_rule(scope: ScopeState, cap: Cap) -> None:
+def _require_same_rule(state: ScopeState, cap: Cap) -> None:
     for field, name, value in (("rule", "privacy_filter", cap.rule), ("order", "order", cap.order)):
-        if scope.cap is not None and scope.cap[field] != value:
-            accepted = f"{scope.cap[field]}, as the cap was first set: another one would count the past anew"
-            raise InvalidInputError(f"cap.{name}", value, accepted)
+        if state.cap is not None and state.cap[field] != value:
+            problem = (
+                f"cap.{name}: the cap was first set with {state.cap[field]}, and {value} would count the past anew"
+            )
+            raise InvalidInputError(f"cap.{name}", value, "keep to the first", problem=problem)
 
 
-def _ceiling(scope: ScopeState, cap: Cap) -> Iterator[dict[str, Any]]:
+def _ceiling(state: ScopeState, cap: Cap) -> Iterator[dict[str, Any]]:
     """Each run of the ceiling, ancestors included, once the whole is known to fit."""
     runs = list(_ceiling_runs(cap))
-    require_same_runs(scope, runs)
+    require_same_runs(state, runs)
     statements = {identity: validated(RunRecord, statement, "statement") for identity, statement, _ in runs}
-    mechanisms_of(statements, Adjacency(scope.book.adjacency))  # refuses runs that descend from themselves
-    considered = scope.considering(runs)
+    mechanisms_of(statements, Adjacency(state.scope.adjacency))  # refuses runs that descend from themselves
+    considered = state.considering(runs)
     steps = considered.prices.with_ancestors(cap.ceiling)
     profile = considered.prices.joint(steps)
     profile.check_delta(cap.delta)
@@ -132,8 +135,8 @@ def _ceiling(scope: ScopeState, cap: Cap) -> Iterator[dict[str, Any]]:
             f"the joint release of the ceiling has δ {delta:.6g} at ε {cap.epsilon:g}, above the "
             f"{cap.delta:g} of the cap; lower the ceiling or raise the cap"
         )
-    if over := beyond(steps, scope.exposed):
-        furthest = CheckpointReference(considered.runs[over[0]].name, scope.exposed[over[0]])
+    if over := beyond(steps, state.exposed):
+        furthest = CheckpointReference(considered.runs[over[0]].name, state.exposed[over[0]])
         raise CapExceededError(f"{furthest} was released and is above the ceiling; raise it")
     by_run = {identity: (statement, mark) for identity, statement, mark in runs}
     for identity, step in sorted(steps.items()):
@@ -165,15 +168,18 @@ def _ceiling_runs(cap: Cap) -> Iterator[Stated]:
         yield identity, by_identity(document, names), cap.marks.get(identity)
 
 
-def _require_fit(scope: ScopeState, cap: Cap, spent: float) -> None:
+def _require_fit(state: ScopeState, cap: Cap, spent: float) -> None:
     if cap.rule == "gaussian_filter":
-        limit, used = gaussian_budget(cap.epsilon, cap.delta), scope.prices.squared_mu(scope.high_water) + spent
+        limit, used = gaussian_budget(cap.epsilon, cap.delta), state.prices.squared_mu(state.high_water) + spent
+        currency, epsilon = "μ²", float(gaussian_epsilon(math.sqrt(used), cap.delta))
     elif cap.rule == "renyi_filter":
         assert cap.order is not None
         limit, used = renyi_budget(cap.epsilon, cap.delta, cap.order), spent
+        currency, epsilon = f"Rényi divergence of order {cap.order:g}", cap.epsilon + used - limit
     else:
         return
     if not used * (1 + MARGIN) <= limit:
         raise CapExceededError(
-            f"what was released already needs {used:.6g} of the {limit:.6g} that {cap.rule} allows here; raise the cap"
+            f"what was released already has ε of about {epsilon:.4g} by {cap.rule}, above the {cap.epsilon:g} of the "
+            f"cap ({currency} {used:.6g}, and {limit:.6g} is allowed); raise the cap"
         )

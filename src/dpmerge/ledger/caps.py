@@ -15,7 +15,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from dpmerge.accounting import validation
-from dpmerge.accounting.gaussian import largest_mu
+from dpmerge.accounting.gaussian import gaussian_epsilon, largest_mu
 from dpmerge.accounting.renyi import DEFAULT_ORDERS, renyi_penalty
 from dpmerge.errors import InvalidInputError
 from dpmerge.ledger.identity import identity_of, noise_mark
@@ -95,6 +95,11 @@ def gaussian_budget(epsilon: float, delta: float) -> float:
     """The largest μ² that implies (ε, δ)."""
     mu = largest_mu(epsilon, delta)
     return mu * mu
+
+
+def room(limit: float, spent: float, delta: float) -> float:
+    """The ε, about, that is left of a budget of μ²: for a person to read, and not what anything is decided by."""
+    return float(gaussian_epsilon(math.sqrt(max(0.0, limit - spent)), delta))
 
 
 def best_order(epsilon: float, delta: float) -> float:

@@ -17,8 +17,9 @@ from dpmerge.ledger.cap_setting import adoption_cost, cap_body, cap_in
 from dpmerge.ledger.charge import Charge
 from dpmerge.ledger.entries import Entry, canonical
 from dpmerge.ledger.privacy_filters import Proposal, admit
-from dpmerge.ledger.run_checks import require_own_book, require_same_runs, require_unlocked_elsewhere
-from dpmerge.ledger.state import ScopeState, State, require_next
+from dpmerge.ledger.run_checks import require_own_dataset, require_same_runs, require_unlocked_elsewhere
+from dpmerge.ledger.scope_state import ScopeState
+from dpmerge.ledger.state import State, require_next
 
 _AGREE = 1e-9  # relative: what another version of numpy may do to the last digits of a sum
 
@@ -55,43 +56,43 @@ def verified(ledger: str, entries: Iterable[Entry], head: tuple[int, str]) -> Ve
 def _require_true(state: State, entry: Entry) -> None:
     if canonical(entry.content) != entry.text:
         raise LedgerBrokenError(f"entry {entry.seq}: its body is not canonical JSON")
-    scope = state.books.get(entry.book)
+    known = state.scopes.get(entry.book)
     check = _CHECKS.get(entry.kind)
-    if scope is not None and check is not None:
-        check(state, scope, entry)
+    if known is not None and check is not None:
+        check(state, known, entry)
 
 
-def _require_cap(_: State, scope: ScopeState, entry: Entry) -> None:
+def _require_cap(_: State, known: ScopeState, entry: Entry) -> None:
     body = entry.body
-    again = cap_body(scope, cap_in(body))
+    again = cap_body(known, cap_in(body))
     if not math.isclose(again.pop("spent_before"), body["spent_before"], rel_tol=_AGREE, abs_tol=_AGREE):
         raise LedgerBrokenError(f"entry {entry.seq}: what had been spent before the cap is not what it says")
     if canonical(again) != canonical({k: v for k, v in body.items() if k != "spent_before"}):
         raise LedgerBrokenError(f"entry {entry.seq}: the cap is not what its privacy filter makes of it")
 
 
-def _require_release(state: State, scope: ScopeState, entry: Entry) -> None:
+def _require_release(state: State, known: ScopeState, entry: Entry) -> None:
     body = entry.body
     charge = Charge(entry=entry)
     runs = list(charge.runs)
-    require_own_book(state, scope.book, runs)
-    require_same_runs(scope, runs)
+    require_own_dataset(state, known.scope, runs)
+    require_same_runs(known, runs)
     if not 0 <= body["index"] < len(charge.exposures):
         raise LedgerBrokenError(f"entry {entry.seq}: a candidate was drawn that the terms do not have")
     proposal = Proposal(charge.terms, charge.exposures, body["final"])
-    require_unlocked_elsewhere(state, scope.book, proposal.exposures, final=body["final"])
-    admitted = admit(scope.considering(runs), proposal)
+    require_unlocked_elsewhere(state, known.scope, proposal.exposures, final=body["final"])
+    admitted = admit(known.considering(runs), proposal)
     _require_counted(entry, admitted.counted, admitted.cost)
 
 
-def _require_adopted(_: State, scope: ScopeState, entry: Entry) -> None:
+def _require_adopted(_: State, known: ScopeState, entry: Entry) -> None:
     body = entry.body
     charge = Charge(entry=entry)
     if "everything" in body:
-        known = scope.considering(charge.runs).everything()
-        if body["index"] is not None or "signed_by" in body or canonical(known) != canonical(body["everything"]):
+        everything = known.considering(charge.runs).everything()
+        if body["index"] is not None or "signed_by" in body or canonical(everything) != canonical(body["everything"]):
             raise LedgerBrokenError(f"entry {entry.seq}: adopted with no signature, and it does not count everything")
-    cost = adoption_cost(scope, charge)
+    cost = adoption_cost(known, charge)
     proposal = Proposal(charge.terms, charge.exposures, body["final"])
     by_theorem = proposal.bounds is not None and body["index"] is not None
     _require_counted(entry, "theorem" if by_theorem else "joint", cost)

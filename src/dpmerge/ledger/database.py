@@ -153,7 +153,7 @@ def ledger_row(connection: Connection) -> tuple[str, tuple[int, str]]:
     """The ledger's id and its head."""
     rows = connection.execute(select(LEDGER.c.id, LEDGER.c.head_seq, LEDGER.c.head_hash)).all()
     if len(rows) != 1:
-        raise LedgerBrokenError(f"the ledger says {len(rows)} times what it is; accepted: once")
+        raise LedgerBrokenError(f"the ledger says {len(rows)} times what it is, and not once")
     return rows[0][0], (rows[0][1], rows[0][2])
 
 

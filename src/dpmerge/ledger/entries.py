@@ -44,7 +44,7 @@ class BudgetScope:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One row: `text` is its body as canonical JSON, `book` the book's id."""
+    """One row: `text` is its body as canonical JSON, `book` (the sealed column's name) its budget scope's id."""
 
     seq: int
     previous: str
@@ -55,9 +55,9 @@ class Entry:
     text: str
 
     @classmethod
-    def draft(cls, kind: Kind, book: BudgetScope, body: Mapping[str, Any]) -> Entry:
+    def draft(cls, kind: Kind, scope: BudgetScope, body: Mapping[str, Any]) -> Entry:
         """An entry that has no place in a ledger yet."""
-        return cls(seq=0, previous="", hash="", time="", kind=kind, book=book.id, text=canonical(body))
+        return cls(seq=0, previous="", hash="", time="", kind=kind, book=scope.id, text=canonical(body))
 
     @cached_property
     def content(self) -> dict[str, Any]:
@@ -87,15 +87,15 @@ def following(
     head: tuple[int, str],
     *,
     kind: Kind,
-    book: BudgetScope,
+    scope: BudgetScope,
     body: Mapping[str, Any],
     time: str | None = None,
 ) -> Entry:
     """The entry that comes after `head`."""
     seq, previous = head[0] + 1, head[1]
     time, text = time or now(), canonical(body)
-    digest = seal(ledger, seq, previous, time, kind, book.id, text)
-    return Entry(seq=seq, previous=previous, hash=digest, time=time, kind=kind, book=book.id, text=text)
+    digest = seal(ledger, seq, previous, time, kind, scope.id, text)
+    return Entry(seq=seq, previous=previous, hash=digest, time=time, kind=kind, book=scope.id, text=text)
 
 
 def seal(ledger: str, seq: int, previous: str, time: str, kind: str, book: str, text: str) -> str:

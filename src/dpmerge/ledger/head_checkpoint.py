@@ -54,7 +54,7 @@ def check_head_checkpoint(ledger: Ledger, path: Path) -> None:
     if seen.ledger != ledger.id:
         raise LedgerBrokenError(
             f"{ledger.where}: is another ledger than the one {path} was charged to, {seen.where or seen.ledger}; "
-            f"name that one (--ledger or DPMERGE_LEDGER)"
+            "name that one, ledger=… (--ledger or DPMERGE_LEDGER)"
         )
     if seen.seq > 0 and not ledger.contains(seen.seq, seen.hash):
         raise LedgerBrokenError(

@@ -8,71 +8,28 @@ Refuses: whatever the rules refuse, and a ledger whose chain does not hold.
 from __future__ import annotations
 
 import secrets
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from sqlalchemy import Connection
 
 from dpmerge.errors import InvalidInputError, LedgerBrokenError, LedgerError
-from dpmerge.ledger.budget_report import BudgetReport, budget_report
 from dpmerge.ledger.cap_setting import adopted_body, cap_body
 from dpmerge.ledger.caps import Cap
-from dpmerge.ledger.chain_verification import Verdict, verified
 from dpmerge.ledger.charge import Charge, Output
-from dpmerge.ledger.database import PATIENCE, Database, append, entries_after, hash_at, ledger_row
+from dpmerge.ledger.database import append
 from dpmerge.ledger.entries import BudgetScope, Entry, Kind, canonical, following
-from dpmerge.ledger.ledger_schema import LEDGER_SCHEMA
-from dpmerge.ledger.privacy_filters import Proposal, admit
-from dpmerge.ledger.run_checks import Stated, require_own_book, require_same_runs, require_unlocked_elsewhere
-from dpmerge.ledger.state import ScopeState, State
+from dpmerge.ledger.ledger_reader import LedgerReader
+from dpmerge.ledger.privacy_filters import Admitted, Proposal, admit
+from dpmerge.ledger.run_checks import Stated, require_own_dataset, require_same_runs, require_unlocked_elsewhere
+from dpmerge.ledger.state import State
 
-BANNER = "not for release: it names runs that have not been released"
 _SAME = ("terms", "identities", "final")
 
 
-class Ledger:
-    """One ledger, in a file or a database; use it in a `with`, or close it."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._lock = threading.RLock()
-        with self._database.reading() as connection:
-            self.id, _ = ledger_row(connection)
-        self._state = State(self.id)
-
-    @classmethod
-    def open(
-        cls,
-        where: str | Path,
-        *,
-        create: bool = True,
-        patience: float = PATIENCE,
-        insecure_permissions: bool = False,
-    ) -> Ledger:
-        """At a path, sqlite:///… or postgresql://…; made if it is not there, unless `create` is False.
-
-        A file that everybody may write to is refused, unless `insecure_permissions`.
-        """
-        return cls(Database.open(where, create=create, patience=patience, insecure_permissions=insecure_permissions))
-
-    @property
-    def where(self) -> str:
-        return self._database.where
-
-    def close(self) -> None:
-        self._database.close()
-
-    def __enter__(self) -> Ledger:
-        return self
-
-    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        self.close()
-
-    # Charging
+class Ledger(LedgerReader):
+    """One ledger, in a file or a database, read and written; use it in a `with`, or close it."""
 
     def charge(
         self, proposed: Charge, draw: Callable[[Sequence[int]], int], *, release_id: str | None = None
@@ -119,28 +76,22 @@ class Ledger:
         draw: Callable[[Sequence[int]], int],
         release_id: str,
     ) -> Charge:
-        scope, runs = proposed.scope, list(proposed.runs)
-        book = state.books.get(scope.id) or ScopeState.of(scope)
-        require_own_book(state, scope, runs)
-        require_same_runs(book, runs)
-        proposal = Proposal(proposed.terms, proposed.exposures, proposed.final)
-        require_unlocked_elsewhere(state, scope, proposal.exposures, final=proposed.final)
-        admitted = admit(book.considering(runs), proposal)
+        admitted = _admitted(state, proposed)
         body = {**proposed.body, "release": release_id, "counted": admitted.counted, "cost": admitted.cost}
         body["index"] = _drawn(draw, proposed.terms.units)
-        entry = self._append(connection, state, scope, "release", body)
-        return replace(book.charged(entry), ledger=self.id)
+        entry = self._append(connection, state, proposed.scope, "release", body)
+        return replace(state.of(proposed.scope).charged(entry), ledger=self.id)
 
     def _charged_before(self, state: State, proposed: Charge, release_id: str) -> Charge | None:
         """What was charged with the same id or key; refused if that was something else."""
-        book = state.books.get(proposed.scope.id)
+        before = state.of(proposed.scope)
         by_id = state.find(release_id)
-        by_key = None if proposed.key is None or book is None else book.keys.get(proposed.key)
-        found = by_id or (None if by_key is None or book is None else book.releases[by_key])
+        by_key = None if proposed.key is None else before.keys.get(proposed.key)
+        found = by_id or (None if by_key is None else before.releases[by_key])
         if found is not None and (differing := _differing(proposed, found)) is not None:
             field, value = ("request-key", proposed.key) if by_id is None else ("release", release_id)
-            accepted = "another one for another release; this one was used before"
-            raise InvalidInputError(field, value, accepted, found=f"{value!r} with other {differing}")
+            problem = f"{field}: {value!r} was used before, for a release with other {differing}"
+            raise InvalidInputError(field, value, "name another release otherwise", problem=problem)
         return found
 
     def seal(self, release_id: str, *, files: Mapping[str, str], certificate: str, where: str) -> None:
@@ -159,11 +110,11 @@ class Ledger:
             if noted and release.output == output:
                 return
             if release.status != "pending" or (release.output is not None and release.output != output):
-                accepted = "a pending release, or the same output again"
-                found = f"{release_id}, which is {'sealed' if release.status == 'pending' else release.status}"
-                raise InvalidInputError("release", release_id, accepted, found=found)
+                status = "sealed" if release.status == "pending" else release.status
+                problem = f"release {release_id} is {status}, and not as these files"
+                raise InvalidInputError("release", release_id, "publish what was sealed, or nothing", problem=problem)
             body = {"release": release_id, **_written(output)}
-            self._append(connection, state, state.releases[release_id].book, kind, body)
+            self._append(connection, state, state.releases[release_id].scope, kind, body)
 
     def abandon(self, release_id: str, reason: str) -> None:
         """Note that nothing will be written; it stays charged."""
@@ -173,10 +124,10 @@ class Ledger:
             if release.status == "abandoned":
                 return
             if release.status != "pending":
-                found = f"{release_id}, which is {release.status}"
-                raise InvalidInputError("release", release_id, "a pending release", found=found)
+                problem = f"release {release_id} is {release.status}: only a pending one can be abandoned"
+                raise InvalidInputError("release", release_id, "`dpmerge ledger show` lists them", problem=problem)
             body = {"release": release_id, "reason": reason}
-            self._append(connection, state, state.releases[release_id].book, "abandoned", body)
+            self._append(connection, state, state.releases[release_id].scope, "abandoned", body)
 
     def adopt(
         self,
@@ -219,131 +170,55 @@ class Ledger:
                     )
                 return
             scope = proposed.scope
-            book = state.books.get(scope.id) or ScopeState.of(scope)
+            before = state.of(scope)
             runs = list(proposed.runs) + ([] if signed_by is not None else list(held))
-            require_own_book(state, scope, runs)
-            require_same_runs(book, runs)
+            require_own_dataset(state, scope, runs)
+            require_same_runs(before, runs)
             body = {**proposed.body, "release": release_id, "entry": list(entry), **_written(output)}
             if signed_by is not None:
                 body |= {"index": index, "signed_by": signed_by}
             else:
-                body |= {"index": None, "everything": book.considering(runs).everything()}
-            self._append(connection, state, scope, "adopted", adopted_body(book, body))
+                body |= {"index": None, "everything": before.considering(runs).everything()}
+            self._append(connection, state, scope, "adopted", adopted_body(before, body))
 
-    def accept(self, book: BudgetScope, why: str) -> None:
+    def accept(self, scope: BudgetScope, why: str) -> None:
         """Note that somebody vouches for this ledger being whole, although it was known to lack entries."""
         with self._lock, self._database.writing() as connection:
             state = self._current(connection)
-            self._append(connection, state, book, "accepted", {"why": why})
+            self._append(connection, state, scope, "accepted", {"why": why})
 
-    def set_cap(self, book: BudgetScope, cap: Cap) -> None:
-        """Promise that everything that ever leaves of this book keeps within (ε, δ)."""
+    def set_cap(self, scope: BudgetScope, cap: Cap) -> None:
+        """Promise that everything that ever leaves of this scope keeps within (ε, δ)."""
         with self._lock, self._database.writing() as connection:
             state = self._current(connection)
-            found = state.books.get(book.id) or ScopeState.of(book)
-            require_own_book(state, book, [])
-            body = cap_body(found, cap)
-            self._append(connection, state, book, "cap", body)
+            require_own_dataset(state, scope, [])
+            self._append(connection, state, scope, "cap", cap_body(state.of(scope), cap))
 
-    # Asking
-
-    def release(self, release_id: str) -> Charge | None:
-        found = self._read().find(release_id)
-        return None if found is None else replace(found, ledger=self.id)
-
-    def by_key(self, book: BudgetScope, key: str) -> Charge | None:
-        state = self._read().books.get(book.id)
-        if state is None or key not in state.keys:
-            return None
-        return replace(state.releases[state.keys[key]], ledger=self.id)
-
-    def pending(self) -> list[Charge]:
-        return [replace(charge, ledger=self.id) for charge in self._read().pending()]
-
-    def books(self) -> list[BudgetScope]:
-        return [state.book for state in self._read().books.values()]
-
-    def budget_report(self, book: BudgetScope, delta: float) -> BudgetReport:
-        """What was released in a scope, what it has cost and what is left under its cap."""
-        state = self._read()
-        others = [other.book for other in state.books.values() if other.book != book]
-        found = state.books.get(book.id) or ScopeState.of(book)
-        return budget_report(found, delta, others)
-
-    def is_capped(self, book: BudgetScope) -> bool:
-        """Whether something was promised about everything that is ever released in a scope."""
-        state = self._read().books.get(book.id)
-        return state is not None and state.cap is not None
-
-    def head(self) -> tuple[int, str]:
-        """Number and hash of the last entry."""
-        return self._read().head
-
-    def contains(self, seq: int, digest: str) -> bool:
-        """Whether the ledger has this very entry."""
-        with self._database.reading() as connection:
-            return hash_at(connection, seq) == digest
-
-    def entries(self) -> Iterator[Entry]:
-        with self._database.reading() as connection:
-            yield from list(entries_after(connection, 0))
-
-    def verify(self) -> Verdict:
-        """Read every entry again, and count every cost again."""
-        with self._database.reading() as connection:
-            ledger, head = ledger_row(connection)
-            entries = list(entries_after(connection, 0))
-        return verified(ledger, entries, head)
-
-    def export(self) -> dict[str, Any]:
-        """Everything, as JSON values."""
-        with self._database.reading() as connection:
-            ledger, head = ledger_row(connection)
-            entries = [entry.document() for entry in entries_after(connection, 0)]
-        return {
-            "schema": LEDGER_SCHEMA,
-            "banner": BANNER,
-            "ledger": ledger,
-            "head": {"seq": head[0], "hash": head[1]},
-            "entries": entries,
-        }
-
-    # The state is kept between calls and only ever caught up, from entries whose chain was checked.
-
-    def _read(self) -> State:
-        with self._lock, self._database.reading() as connection:
-            return self._current(connection)
-
-    def _current(self, connection: Connection) -> State:
-        ledger, head = ledger_row(connection)
-        seq, digest = self._state.head
-        if ledger != self.id or (seq > 0 and hash_at(connection, seq) != digest):
-            raise LedgerBrokenError(f"{self.where}: entry {seq}, which was there before, is gone or changed")
-        try:
-            for entry in entries_after(connection, seq):
-                self._state.apply(entry)
-        except BaseException:
-            self._state = State(self.id)
-            raise
-        if self._state.head != head:
-            missing = self._state.head[0] + 1
-            self._state = State(self.id)
-            raise LedgerBrokenError(
-                f"{self.where}: entry {missing} is missing; the ledger says that its last is {head[0]}"
-            )
-        return self._state
+    def require_chargeable(self, proposed: Charge) -> None:
+        """Refuse what could not be charged as things are now, as `charge` would; nothing is charged."""
+        _admitted(self._read(), proposed)
 
     def _append(
-        self, connection: Connection, state: State, book: BudgetScope, kind: Kind, body: Mapping[str, Any]
+        self, connection: Connection, state: State, scope: BudgetScope, kind: Kind, body: Mapping[str, Any]
     ) -> Entry:
-        """The entry, after one that opens its book if that is new. The state catches up once they are committed."""
+        """The entry, after one that opens its scope if that is new. The state catches up once they are committed."""
         entries: list[Entry] = []
-        if book.id not in state.books:
-            entries.append(following(self.id, state.head, kind="opened", book=book, body=book.document()))
+        if scope.id not in state.scopes:
+            entries.append(following(self.id, state.head, kind="opened", scope=scope, body=scope.document()))
         head = (entries[-1].seq, entries[-1].hash) if entries else state.head
-        entries.append(following(self.id, head, kind=kind, book=book, body=body))
+        entries.append(following(self.id, head, kind=kind, scope=scope, body=body))
         append(connection, entries)
         return entries[-1]
+
+
+def _admitted(state: State, proposed: Charge) -> Admitted:
+    """How a release would be counted, on top of everything so far; or why it may not be made."""
+    scope, runs = proposed.scope, list(proposed.runs)
+    require_own_dataset(state, scope, runs)
+    require_same_runs(state.of(scope), runs)
+    proposal = Proposal(proposed.terms, proposed.exposures, proposed.final)
+    require_unlocked_elsewhere(state, scope, proposal.exposures, final=proposed.final)
+    return admit(state.of(scope).considering(runs), proposal)
 
 
 def _required(state: State, release_id: str) -> Charge:

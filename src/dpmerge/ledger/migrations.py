@@ -73,7 +73,8 @@ def version(connection: Connection) -> int:
 def require_known(found: int, migrations: Sequence[Migration] = MIGRATIONS) -> None:
     if found > migrations[-1].number:
         raise LedgerError(
-            f"the ledger has schema version {found}, made by a newer dpmerge; accepted: up to {migrations[-1].number}"
+            f"the ledger has schema version {found}, made by a newer dpmerge; this one knows up to "
+            f"{migrations[-1].number}: install the newer one"
         )
 
 

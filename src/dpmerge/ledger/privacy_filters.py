@@ -17,13 +17,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dpmerge.accounting.gaussian import GaussianProfile, gaussian_epsilon
+from dpmerge.accounting.gaussian import GaussianProfile
 from dpmerge.accounting.profile import PrivacyProfile
 from dpmerge.errors import CapExceededError, InvalidInputError, NoGuaranteeError
-from dpmerge.ledger.caps import MARGIN, gaussian_budget, renyi_budget
+from dpmerge.ledger.caps import MARGIN, gaussian_budget, renyi_budget, room
 from dpmerge.ledger.run_checks import require_unlocked
 from dpmerge.ledger.run_costs import joined, renyi_divergence
-from dpmerge.ledger.state import ScopeState
+from dpmerge.ledger.scope_state import ScopeState
 from dpmerge.terms.checkpoint_reference import CheckpointReference
 from dpmerge.terms.release_terms import ROUNDING_DELTA, ReleaseTerms
 
@@ -57,30 +57,31 @@ class Proposal:
         return None if any(profile is None for profile in profiles) else tuple(p for p in profiles if p is not None)
 
 
-def admit(scope: ScopeState, proposal: Proposal) -> Admitted:
+def admit(state: ScopeState, proposal: Proposal) -> Admitted:
     """How the release is counted, or why it may not be made."""
     if proposal.terms.is_final and not proposal.final:
         theorems = sorted({candidate.theorem for candidate in proposal.terms.candidates})
-        accepted = "joint_release; or declare the release final, which locks its runs"
-        raise InvalidInputError("candidates.theorem", theorems, accepted)
-    require_unlocked(scope, proposal.exposures, final=proposal.final)
+        problem = f"{', '.join(theorems)}: holds only for the last release of its runs, and this one is not final"
+        remedy = "use joint_release, or declare the release final, which locks its runs"
+        raise InvalidInputError("candidates.theorem", theorems, remedy, problem=problem)
+    require_unlocked(state, proposal.exposures, final=proposal.final)
     counted: Counted = "joint" if proposal.bounds is None else "theorem"
-    if scope.cap is None:
+    if state.cap is None:
         return Admitted(counted, 0.0)
-    _require_countable(scope, proposal.terms, scope.cap)
-    rule: str = scope.cap["rule"]
+    _require_countable(state, proposal.terms, state.cap)
+    rule: str = state.cap["rule"]
     if rule == "ceiling":
-        _require_below_ceiling(scope, proposal, scope.cap)
+        _require_below_ceiling(state, proposal, state.cap)
         return Admitted(counted, 0.0)
-    cost = cost_of(scope, proposal, rule, scope.cap["order"])
+    cost = cost_of(state, proposal, rule, state.cap["order"])
     if rule == "gaussian_filter":
-        _require_gaussian(scope, proposal, scope.cap, cost)
+        _require_gaussian(state, proposal, state.cap, cost)
     else:
-        _require_renyi(scope, scope.cap, cost)
+        _require_renyi(state, state.cap, cost)
     return Admitted(counted, cost)
 
 
-def cost_of(scope: ScopeState, proposal: Proposal, rule: str, order: float | None) -> float:
+def cost_of(state: ScopeState, proposal: Proposal, rule: str, order: float | None) -> float:
     """What a release adds to what was spent: of a gaussian_filter only finals do, the high-water mark has the rest."""
     bounds = proposal.bounds
     if rule == "gaussian_filter":
@@ -88,26 +89,26 @@ def cost_of(scope: ScopeState, proposal: Proposal, rule: str, order: float | Non
     if rule == "renyi_filter":
         assert order is not None
         if bounds is not None:
-            scope.prices.require_independent(joined(scope.exposed, *proposal.exposures))
+            state.prices.require_independent(joined(state.exposed, *proposal.exposures))
             increases = [renyi_divergence(bound, order, "the release") for bound in bounds]
         else:
-            increases = [_increase(scope, exposure, order) for exposure in proposal.exposures]
+            increases = [_increase(state, exposure, order) for exposure in proposal.exposures]
         return selected(proposal.terms.probabilities, increases, order)
     return 0.0
 
 
-def adopted_cost(scope: ScopeState, proposal: Proposal, index: int | None, rule: str, order: float | None) -> float:
+def adopted_cost(state: ScopeState, proposal: Proposal, index: int | None, rule: str, order: float | None) -> float:
     """What a release costs that was made without being charged here: nobody checked the draw, so the most it could."""
     if index is not None and proposal.bounds is not None:
         if rule == "renyi_filter":
             assert order is not None
             return max(renyi_divergence(bound, order, "the release") for bound in proposal.bounds)
-        return cost_of(scope, proposal, rule, order)
+        return cost_of(state, proposal, rule, order)
     if rule != "renyi_filter":
         return 0.0
     assert order is not None
     unknown = [joined(*proposal.exposures)] if index is None else proposal.exposures
-    return max(_increase(scope, exposure, order) for exposure in unknown)
+    return max(_increase(state, exposure, order) for exposure in unknown)
 
 
 def selected(probabilities: Sequence[float], divergences: Sequence[float], order: float) -> float:
@@ -122,13 +123,13 @@ def selected(probabilities: Sequence[float], divergences: Sequence[float], order
     return max(0.0, min(largest, value + MARGIN * largest))
 
 
-def _increase(scope: ScopeState, exposure: Mapping[str, int], order: float) -> float:
-    scope.prices.require_independent(joined(scope.exposed, exposure))
-    present = scope.high_water
+def _increase(state: ScopeState, exposure: Mapping[str, int], order: float) -> float:
+    state.prices.require_independent(joined(state.exposed, exposure))
+    present = state.high_water
     if all(present.get(run, -1) >= step for run, step in exposure.items()):
         return 0.0
-    after = scope.prices.divergence(joined(present, exposure), order)
-    before = scope.prices.divergence(present, order)
+    after = state.prices.divergence(joined(present, exposure), order)
+    before = state.prices.divergence(present, order)
     return max(0.0, after - before) + _DIFFERENCE * after if math.isfinite(after) else math.inf
 
 
@@ -140,25 +141,25 @@ def _squared_mu(profile: PrivacyProfile) -> float:
     return profile.mu * profile.mu
 
 
-def _require_countable(scope: ScopeState, terms: ReleaseTerms, cap: Mapping[str, Any]) -> None:
+def _require_countable(state: ScopeState, terms: ReleaseTerms, cap: Mapping[str, Any]) -> None:
     """What a cap can never cover, and what it costs the people of validation sets."""
-    if scope.conflict is not None and cap["rule"] != "ceiling":  # the ceiling covers whatever is within it
-        raise CapExceededError(f"the cap on {scope.book} cannot be vouched for any more: {scope.conflict}")
+    if state.conflict is not None and cap["rule"] != "ceiling":  # the ceiling covers whatever is within it
+        raise CapExceededError(f"the cap on {state.scope} cannot be vouched for any more: {state.conflict}")
     if not terms.charged:
         raise CapExceededError(
-            f"{scope.book} has a cap, and how this release was chosen is not charged; choose without looking at "
+            f"{state.scope} has a cap, and how this release was chosen is not charged; choose without looking at "
             "models, or with tuning charged"
         )
     if terms.validation is None:
         return
     if terms.validation.disjoint_vouched_by is None:
         raise CapExceededError(
-            f"{scope.book} has a cap, and nobody vouches that the validation set has none of its people; use a "
+            f"{state.scope} has a cap, and nobody vouches that the validation set has none of its people; use a "
             "disjoint validation set, and say who vouches for it"
         )
-    total = math.nextafter(scope.validation_apart + terms.validation.epsilon, math.inf)
-    if total > cap["epsilon"] or ROUNDING_DELTA * (len(scope.releases) + 1) > cap["delta"]:
-        left = max(0.0, cap["epsilon"] - scope.validation_apart)
+    total = math.nextafter(state.validation_apart + terms.validation.epsilon, math.inf)
+    if total > cap["epsilon"] or ROUNDING_DELTA * (len(state.releases) + 1) > cap["delta"]:
+        left = max(0.0, cap["epsilon"] - state.validation_apart)
         raise CapExceededError(
             f"the people of the validation set have ε {left:.6g} left under the cap, and this choice needs "
             f"{terms.validation.epsilon:.6g}"
@@ -174,14 +175,14 @@ def ceiling_of(cap: Mapping[str, Any]) -> dict[str, int]:
     return {run["identity"]: run["step"] for run in cap["ceiling"]}
 
 
-def _require_below_ceiling(scope: ScopeState, proposal: Proposal, cap: Mapping[str, Any]) -> None:
+def _require_below_ceiling(state: ScopeState, proposal: Proposal, cap: Mapping[str, Any]) -> None:
     ceiling = ceiling_of(cap)
-    for exposure in (scope.exposed, joined(*proposal.exposures)):
+    for exposure in (state.exposed, joined(*proposal.exposures)):
         if over := beyond(ceiling, exposure):
-            names = {run: scope.runs[run].name for run in over[:5] if run in scope.runs}
+            names = {run: state.runs[run].name for run in over[:5] if run in state.runs}
             needed = ", ".join(str(CheckpointReference(name, exposure[run])) for run, name in names.items())
             allowed = [
-                str(CheckpointReference(scope.runs[run].name, ceiling[run])) if run in ceiling else "no step"
+                str(CheckpointReference(state.runs[run].name, ceiling[run])) if run in ceiling else "no step"
                 for run in over[:5]
             ]
             raise CapExceededError(
@@ -190,26 +191,25 @@ def _require_below_ceiling(scope: ScopeState, proposal: Proposal, cap: Mapping[s
             )
 
 
-def _require_gaussian(scope: ScopeState, proposal: Proposal, cap: Mapping[str, Any], cost: float) -> None:
+def _require_gaussian(state: ScopeState, proposal: Proposal, cap: Mapping[str, Any], cost: float) -> None:
     limit = gaussian_budget(cap["epsilon"], cap["delta"])
-    scope.prices.require_independent(joined(scope.exposed, *proposal.exposures))
+    state.prices.require_independent(joined(state.exposed, *proposal.exposures))
     if proposal.bounds is not None:
-        marks = [scope.prices.squared_mu(scope.high_water)]
+        marks = [state.prices.squared_mu(state.high_water)]
     else:
-        marks = [scope.prices.squared_mu(joined(scope.high_water, exposure)) for exposure in proposal.exposures]
-    needed = max(marks) + scope.spent + cost
+        marks = [state.prices.squared_mu(joined(state.high_water, exposure)) for exposure in proposal.exposures]
+    needed = max(marks) + state.spent + cost
     if not needed * (1 + MARGIN) <= limit:
-        used = scope.prices.squared_mu(scope.high_water) + scope.spent
-        room = gaussian_epsilon(math.sqrt(max(0.0, limit - used)), cap["delta"])
-        fits = f"; of runs not seen yet, ε up to about {float(room):.4g} fits"
+        used = state.prices.squared_mu(state.high_water) + state.spent
+        fits = f"; of runs not seen yet, ε up to about {room(limit, used, cap['delta']):.4g} fits"
         raise _exceeded("gaussian_filter", "μ²", limit, used, needed, fits)
 
 
-def _require_renyi(scope: ScopeState, cap: Mapping[str, Any], cost: float) -> None:
+def _require_renyi(state: ScopeState, cap: Mapping[str, Any], cost: float) -> None:
     limit = renyi_budget(cap["epsilon"], cap["delta"], cap["order"])
-    needed = scope.spent + cost
+    needed = state.spent + cost
     if not needed * (1 + MARGIN) <= limit:
-        raise _exceeded("renyi_filter", f"Rényi divergence of order {cap['order']:g}", limit, scope.spent, needed)
+        raise _exceeded("renyi_filter", f"Rényi divergence of order {cap['order']:g}", limit, state.spent, needed)
 
 
 def _exceeded(rule: str, currency: str, limit: float, used: float, needed: float, fits: str = "") -> CapExceededError:

@@ -15,7 +15,8 @@ from typing import Any
 from dpmerge.errors import InvalidInputError, NoGuaranteeError, RunsLockedError
 from dpmerge.ledger.entries import BudgetScope
 from dpmerge.ledger.run_costs import joined
-from dpmerge.ledger.state import ScopeState, State
+from dpmerge.ledger.scope_state import ScopeState
+from dpmerge.ledger.state import State
 from dpmerge.terms.documents import differences
 
 Stated = tuple[str, dict[str, Any], str | None]
@@ -51,19 +52,19 @@ def first_difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> str
     return None if found is None else found[0]
 
 
-def require_own_book(state: State, scope: BudgetScope, runs: Iterable[Stated]) -> None:
+def require_own_dataset(state: State, scope: BudgetScope, runs: Iterable[Stated]) -> None:
     """Refuse a run that is known as one of other data, and a data set whose name is nearly another's."""
-    others = [other for other in state.books.values() if other.book.dataset != scope.dataset]
+    others = [other for other in state.scopes.values() if other.scope.dataset != scope.dataset]
     for other in others:
-        if _folded(other.book.dataset) == _folded(scope.dataset):
-            accepted = f"{other.book.dataset!r}, as it was written before; or a name that nobody takes for it"
+        if _folded(other.scope.dataset) == _folded(scope.dataset):
+            accepted = f"{other.scope.dataset!r}, as it was written before; or a name that nobody takes for it"
             raise InvalidInputError("dataset", scope.dataset, accepted)
     for identity, statement, _ in runs:
         for other in others:
             if identity in other.runs:
                 raise NoGuaranteeError(
                     f"{statement['run']}: dataset {scope.dataset!r} is not what it was when the run was first charged "
-                    f"({other.book.dataset!r}); a run is of one data set"
+                    f"({other.scope.dataset!r}); a run is of one data set"
                 )
 
 
@@ -76,8 +77,8 @@ def require_unlocked_elsewhere(
 ) -> None:
     """A run is locked, or was seen, whatever unit or adjacency it was counted under."""
     touched = sorted(joined(*exposures))
-    for other in state.books.values():
-        if other.book != scope:
+    for other in state.scopes.values():
+        if other.scope != scope:
             require_unlocked(other, [dict.fromkeys((run for run in touched if run in other.runs), 0)], final=final)
 
 
@@ -92,7 +93,7 @@ def require_unlocked(scope: ScopeState, exposures: Iterable[Mapping[str, int]], 
     if final and (seen := [run for run in touched if run in scope.exposed]):
         raise RunsLockedError(
             f"{_named(scope, seen, scope.seen_in)}: seen before, so that no release of them can be final; without "
-            "--final it is charged as joint release"
+            "final=True (--final) it is charged as joint release"
         )
 
 

@@ -81,8 +81,10 @@ def require_one_scaling(parts: Located) -> None:
     configs = [AdapterConfig.read(file) for file in files if file is not None and _is_lora(file)]
     for config in configs[1:]:
         if config.scaling != configs[0].scaling:
-            accepted = f"the scaling {configs[0].scaling:g} of {configs[0].file}, or concatenated adapters"
-            raise InvalidInputError(f"{config.file}: lora_alpha", config.alpha, accepted)
+            field, other = f"{config.file}: lora_alpha", configs[0]
+            problem = f"{field}: it scales by {config.scaling:g}, and {other.file} by {other.scaling:g}"
+            remedy = 'concatenate them, adapters="concatenated" (--adapters concatenated)'
+            raise InvalidInputError(field, config.alpha, remedy, problem=problem)
 
 
 def concatenate(parts: Located, folder: Path, *, donor: SavedCheckpoint) -> tuple[WrittenFile, ...]:
@@ -119,8 +121,9 @@ class _Adapter:
     def __init__(self, checkpoint: SavedCheckpoint, config: AdapterConfig) -> None:
         self.checkpoint, self.config = checkpoint, config
         if len(checkpoint.files) != 1:
-            accepted = "an adapter in one file, to be concatenated"
-            raise InvalidInputError(f"files of {checkpoint.name}", None, accepted, found=f"{len(checkpoint.files)}")
+            problem = f"{checkpoint.name} is in {len(checkpoint.files)} files"
+            remedy = "only an adapter in one file can be concatenated"
+            raise InvalidInputError(f"files of {checkpoint.name}", None, remedy, problem=problem)
         path = checkpoint.files[0]
         content = read_bytes(path, LARGEST_ADAPTER, "a readable safetensors file")
         require_digest(checkpoint, path, hashlib.sha256(content).hexdigest())
@@ -149,8 +152,9 @@ class _Adapter:
 def _config(run: Run, checkpoint: SavedCheckpoint) -> AdapterConfig:
     file = small_file(run, checkpoint, ADAPTER_CONFIG)
     if file is None:
-        accepted = f"an {ADAPTER_CONFIG} beside the weights, which adapters to be concatenated need"
-        raise InvalidInputError(f"{checkpoint.files[0].parent}", None, accepted, found="none")
+        place = str(checkpoint.files[0].parent)
+        problem = f"{place}: there is no {ADAPTER_CONFIG}, which adapters to be concatenated need"
+        raise InvalidInputError(place, None, "put it beside the weights", problem=problem)
     return AdapterConfig.read(file)
 
 
@@ -201,9 +205,9 @@ def _require_same_modules(first: _Adapter, other: _Adapter) -> None:
             slot = model.checkpoint.tensors.get(name, (None, None))[1]
             kinds.append(slot and (slot.dtype, slot.shape[1 if name.endswith(_A) else 0]))
         if kinds[0] != kinds[1]:
-            accepted = f"the modules of {first.checkpoint.name}, their sizes and dtypes"
-            found = f"another {name!r}, or none"
-            raise TensorMismatchError(other.checkpoint.files[0], name, None, accepted, found=found)
+            problem = f"{name}: it is another one, or missing, in {first.checkpoint.name}"
+            remedy = "concatenate adapters of the same modules, sizes and dtypes"
+            raise TensorMismatchError(other.checkpoint.files[0], name, None, remedy, problem=problem)
 
 
 def _concatenated(name: str, models: Sequence[_Adapter], factors: Sequence[float]) -> Bytes:
@@ -225,8 +229,6 @@ def _scaled(model: _Adapter, name: str, slot: TensorEntry, factor: float) -> Byt
     with np.errstate(all="ignore"):
         fits = Scratch(words.size).combine(slot.dtype, [words], [factor], out, None)
     if not fits:
-        accepted = f"a concatenation whose values fit into {slot.dtype}"
-        raise InvalidInputError(
-            f"tensor {name}", None, accepted, found=f"one that overflows in {model.checkpoint.name}"
-        )
+        problem = f"tensor {name}: scaled, the values of {model.checkpoint.name} do not fit into {slot.dtype}"
+        raise InvalidInputError(f"tensor {name}", None, "merge other checkpoints", problem=problem)
     return out[: stored.size]

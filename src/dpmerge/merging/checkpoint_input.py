@@ -27,6 +27,8 @@ from dpmerge.merging.weight_files import (
 from dpmerge.portfolio.recorded_runs import SavedCheckpoint, is_weights
 from dpmerge.portfolio.tensors import weights_digest
 
+PUT_BACK = "put back what was recorded, or record the run as one of its own"
+
 
 class TensorSource:
     """One file of weights. It is opened for the first piece that is read and closed, and judged, after the last."""
@@ -122,9 +124,9 @@ class CheckpointInput:
             (n, s.dtype, s.shape, self.tensors[n].hexdigest()) for n, (_, s) in saved.tensors.items()
         )
         if found != saved.weights:
-            accepted = f"the weights that were recorded, {saved.weights}"
-            there = f"weights with the digest {found}"
-            raise DigestMismatchError(saved.manifest_file, f"weights of {saved.name}", None, accepted, found=there)
+            field = f"weights of {saved.name}"
+            problem = f"{field}: they have the digest {found}, and {saved.weights} was recorded"
+            raise DigestMismatchError(saved.manifest_file, field, None, PUT_BACK, problem=problem)
 
     def close(self) -> None:
         for source in self.sources.values():
@@ -147,13 +149,14 @@ def require_known(checkpoint: SavedCheckpoint, path: Path, header: Header) -> No
     """A file still has the tensors, at the places, that the portfolio saw when it was loaded."""
     known = {slot.name: slot for file, slot in checkpoint.tensors.values() if file == path}
     if known != {slot.name: slot for slot in header.slots}:
-        accepted = f"the tensors that {checkpoint.name} had when the portfolio was read"
-        raise CheckpointError(path, "header", None, accepted, found="others")
+        problem = f"header: it has other tensors than {checkpoint.name} had when the portfolio was read"
+        raise CheckpointError(path, "header", None, PUT_BACK, problem=problem)
 
 
 def require_digest(checkpoint: SavedCheckpoint, path: Path, found: str) -> None:
     """A file is the one that was recorded."""
     recorded = checkpoint.file_digests[checkpoint.files.index(path)]
     if found != recorded:
-        accepted, there = f"the file that was recorded, {recorded}", f"{path.name} with the digest {found}"
-        raise DigestMismatchError(checkpoint.manifest_file, f"sha256 of {path.name}", recorded, accepted, found=there)
+        field = f"sha256 of {path.name}"
+        problem = f"{field}: the file has the digest {found}, and {recorded} was recorded"
+        raise DigestMismatchError(checkpoint.manifest_file, field, recorded, PUT_BACK, problem=problem)

@@ -1,7 +1,7 @@
 """The draw of a random selection: exact integers, and randomness of the operating system.
 
 Guarantees: index i is drawn with probability units[i] / Σ units exactly; only the caller is told which.
-Refuses: probabilities that are not whole numbers of 2⁻⁵³ parts summing to one, negative or fractional units, no units.
+Refuses: negative or fractional units, no units. (That probabilities are whole units, `terms.release_terms` checks.)
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import secrets
 from collections.abc import Callable, Sequence
 
 from dpmerge.errors import InvalidInputError
-from dpmerge.terms.release_terms import UNITS
 
 
 def draw(units: Sequence[int], below: Callable[[int], int] = secrets.randbelow) -> int:
@@ -42,34 +41,3 @@ def draw(units: Sequence[int], below: Callable[[int], int] = secrets.randbelow) 
             return place
         number -= count
     raise InvalidInputError("below", number, f"a function that gives integers below {total}")
-
-
-def units_of(probabilities: Sequence[float]) -> tuple[int, ...]:
-    """Probabilities as whole numbers of parts, of which there are 2⁵³.
-
-    Args:
-        probabilities: numbers from 0 to 1, multiples of 2⁻⁵³ that sum to exactly one.
-
-    Returns:
-        How many parts each is.
-
-    Raises:
-        InvalidInputError: probabilities that are no such numbers.
-
-    Example:
-        >>> units_of([0.75, 0.25]) == (3 * 2**51, 2**51)
-        True
-    """
-    units = []
-    for place, probability in enumerate(probabilities):
-        field = f"probabilities[{place}]"
-        if isinstance(probability, bool) or not isinstance(probability, (int, float)) or not 0 <= probability <= 1:
-            raise InvalidInputError(field, probability, "a number from 0 to 1")
-        scaled = float(probability) * UNITS  # exact: a power of two
-        if not scaled.is_integer():
-            raise InvalidInputError(field, probability, "a whole number of 2⁻⁵³ parts")
-        units.append(int(scaled))
-    if sum(units) != UNITS:
-        found = f"a sum that is off by {sum(units) - UNITS} parts of 2⁻⁵³"
-        raise InvalidInputError("probabilities", None, "numbers that sum to exactly one", found=found)
-    return tuple(units)

@@ -160,9 +160,9 @@ class MergeWork:
                 name = piece.span.tensor_at(piece.offset + int(np.argmax(read[0] != other)))
                 first, second = (self.inputs[at].checkpoint for at in (0, place))
                 kind = "frozen tensors" if piece.span.dtype in FLOATS else "integers and booleans"
-                accepted = f"{kind} that are the same in all models, as in {first.name}"
-                path = second.tensors[name][0]
-                raise TensorMismatchError(path, name, None, accepted, found=f"other values in {second.name}")
+                problem = f"{name}: it has other values in {second.name} than in {first.name}"
+                remedy = f"average models whose {kind} are the same"
+                raise TensorMismatchError(second.tensors[name][0], name, None, remedy, problem=problem)
             return False
         return True
 
@@ -175,8 +175,9 @@ class MergeWork:
                 checkpoint = self.inputs[place].checkpoint
                 found = f"NaN or infinity in {checkpoint.name}"
                 raise CheckpointError(checkpoint.tensors[name][0], name, None, "finite values only", found=found)
-        accepted = f"a merge whose values fit into {dtype}"
-        raise InvalidInputError(f"tensor {_first_not_finite(piece, out)}", None, accepted, found="one that overflows")
+        field = f"tensor {_first_not_finite(piece, out)}"
+        problem = f"{field}: merged, its values do not fit into {dtype}"
+        raise InvalidInputError(field, None, "merge other checkpoints, or add less release noise", problem=problem)
 
 
 def _first_not_finite(piece: Piece, stored: Bytes) -> str:

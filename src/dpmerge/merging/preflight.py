@@ -73,8 +73,8 @@ def _require_frozen(run: Run, checkpoints: Sequence[SavedCheckpoint]) -> None:
             found = read_contents(path, read_header(path)).tensors
             for name in sorted(known & found.keys()):
                 if found[name] != facts.initial[name]:
-                    accepted = "a frozen tensor as it was at the start of the run, or a trained one"
-                    raise TensorMismatchError(path, name, None, accepted, found="other values")
+                    problem = f"{name}: said to be frozen, and has other values than at the start of the run"
+                    raise TensorMismatchError(path, name, None, "say that it was trained", problem=problem)
 
 
 def require_recorded(checkpoints: Iterable[SavedCheckpoint], jobs: int = 2) -> None:

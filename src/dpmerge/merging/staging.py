@@ -101,7 +101,8 @@ class StagedFolder:
     def publish(self) -> None:
         """Flush everything to disk and put it in the target's place."""
         if self._descriptor is None:
-            raise CannotWriteError(str(self.target), None, "a folder published once", found="one that is not staged")
+            problem = f"{self.target}: nothing is staged for it any more"
+            raise CannotWriteError(str(self.target), None, "a folder is published once", problem=problem)
         self.settle()
         try:
             self.path.chmod(self._mode)
@@ -137,9 +138,8 @@ class StagedFolder:
             raise
         if not ours:
             os.close(descriptor)
-            raise CannotWriteError(
-                str(self.target), None, "a folder nobody is writing to", found=f"{path.name}, in use"
-            )
+            problem = f"{self.target}: another process is writing to {path.name}"
+            raise CannotWriteError(str(self.target), None, "wait until it has ended", problem=problem)
         self._made().rmdir()
         self._descriptor, self.path = descriptor, path
 
@@ -182,24 +182,24 @@ def require_writable(target: Path, *, overwrite: bool, inputs: Iterable[Path] = 
     if not target.name:
         raise CannotWriteError(str(target), target, "a folder that is not the root")
     if target.is_symlink():
-        raise CannotWriteError(str(target), target, "a folder, or a name that is free", found="a link")
+        raise CannotWriteError(str(target), target, "name another", problem=f"{target}: is a link, and no folder")
     if target.exists():
         if not target.is_dir():
-            raise CannotWriteError(str(target), target, "a folder, or a name that is free", found="a file")
+            raise CannotWriteError(str(target), target, "name another", problem=f"{target}: is a file, and no folder")
         if not overwrite and any(target.iterdir()):
             raise _present(target)
     if not target.parent.is_dir():
-        accepted = "a target in a folder that exists"
-        raise CannotWriteError(str(target), target, accepted, found=f"{target.parent}, which is no folder")
+        problem = f"{target}: {target.parent} is no folder"
+        raise CannotWriteError(str(target), target, "make it, or name a target in another", problem=problem)
     if not os.access(target.parent, os.W_OK | os.X_OK):
-        accepted = "a target in a folder that can be written to"
-        raise CannotWriteError(str(target), target, accepted, found=f"no permission to write to {target.parent}")
+        problem = f"{target}: no permission to write to {target.parent}"
+        raise CannotWriteError(str(target), target, "name a target in another folder", problem=problem)
     place = target.resolve()
     for folder in inputs:
         other = folder.resolve()
         if place.is_relative_to(other) or other.is_relative_to(place):
-            accepted = "a target apart from the folders that are read"
-            raise CannotWriteError(str(target), target, accepted, found=f"one that overlaps {folder}")
+            problem = f"{target}: overlaps {folder}, which is read"
+            raise CannotWriteError(str(target), target, "name a target apart from it", problem=problem)
 
 
 def staged_for(target: Path) -> Iterator[Path]:
@@ -226,8 +226,8 @@ def remove_leftovers(target: Path) -> tuple[Path, ...]:
 
 
 def _present(target: Path) -> CannotWriteError:
-    accepted = "a name that is free, an empty folder, or to overwrite it where that is offered (--overwrite)"
-    return CannotWriteError(str(target), target, accepted, found="a folder that is not empty")
+    remedy = "name another, or overwrite it where that is offered: overwrite=True (--overwrite)"
+    return CannotWriteError(str(target), target, remedy, problem=f"{target}: is not empty")
 
 
 def no_locks(target: Path, error: OSError) -> CannotWriteError:

@@ -54,10 +54,11 @@ def stated_ties(runs: Sequence[Run]) -> tuple[tuple[str, ...], ...]:
         if difference := sorted(groups[0] ^ others, key=sorted):
             names = ", ".join(sorted(difference[0]))
             has, lacks = (runs[0], run) if difference[0] in groups[0] else (run, runs[0])
-            accepted = f"the ties of {has.id} ({names}): with release noise all runs of an average agree on them"
             unstated = lacks.manifest.tensors is None or lacks.manifest.tensors.tied is None
-            found = "nothing" if unstated else "other ties"
-            raise TensorMismatchError(lacks.file, "tensors.tied", None, accepted, found=found)
+            stated = "it states nothing" if unstated else "it states other ties"
+            problem = f"tensors.tied: {stated}, and {has.id} that {names} are one weight"
+            remedy = "with release noise all runs of an average have to agree on them: state them alike"
+            raise TensorMismatchError(lacks.file, "tensors.tied", None, remedy, problem=problem)
     return tuple(sorted(tuple(sorted(group)) for group in groups[0])) if groups else ()
 
 
@@ -155,10 +156,9 @@ def _require_stated(run: Run, checkpoint: SavedCheckpoint, looked: _Looked) -> N
     for tie in sorted(stated, key=sorted):
         held = [name for name in tie if name in looked.values]  # what has no values can have no others
         if held and not looked.in_order(held):
-            accepted = f"one weight under the names {', '.join(sorted(tie))}, as it says"
-            raise TensorMismatchError(
-                run.file, "tensors.tied", None, accepted, found=f"other values in {checkpoint.name}"
-            )
+            listed = ", ".join(sorted(tie))
+            problem = f"tensors.tied: {listed} are one weight, it says, and have other values in {checkpoint.name}"
+            raise TensorMismatchError(run.file, "tensors.tied", None, "correct what it says", problem=problem)
     for names in sorted(looked.same - stated, key=sorted):
         first = min(names)
         other = min(names - next((tie for tie in stated if first in tie), frozenset([first])))
@@ -169,17 +169,17 @@ def _require_stated(run: Run, checkpoint: SavedCheckpoint, looked: _Looked) -> N
             cure = "what holds trained values is trained: list both as trained, and as one weight (tensors.tied)"
         elif slot.shape != checkpoint.tensors[first][1].shape or not looked.in_order([first, other]):
             cure = "keep one of the two, of which the other can be made"
-        accepted = f"values of its own, or noise would average out; {cure}"
-        raise TensorMismatchError(path, other, None, accepted, found=f"the values of {first} in {checkpoint.name}")
+        problem = f"{other}: it has the values of {first} in {checkpoint.name}, so that noise would average out"
+        raise TensorMismatchError(path, other, None, cure, problem=problem)
 
 
 def _tied_in_one(first: SavedCheckpoint, other: SavedCheckpoint, names: Names) -> TensorMismatchError:
-    accepted = (
-        f"weights that are one in both {first.name} and {other.name} or in neither; manifests that state tensors.tied, "
-        "if they only rest in one; or a joint release"
+    problem = (
+        f"tensors: {', '.join(sorted(names))} have the same values in one of {first.name} and {other.name}, and not in "
+        "the other"
     )
-    found = f"{', '.join(sorted(names))} with the same values in one of the two"
-    return TensorMismatchError(other.manifest_file, "tensors", None, accepted, found=found)
+    remedy = "state tensors.tied in both manifests, if they only rest in one; or make a joint release"
+    return TensorMismatchError(other.manifest_file, "tensors", None, remedy, problem=problem)
 
 
 def _values(path: Path, slot: TensorEntry) -> _Values:

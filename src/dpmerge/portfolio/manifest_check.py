@@ -18,7 +18,7 @@ from dpmerge.files import LARGEST_DOCUMENT, read_bytes
 from dpmerge.portfolio.applicable_theorems import ApplicableTheorem, applicable_theorems, cost_alone
 from dpmerge.portfolio.inspection import Cost, cost_numbers
 from dpmerge.portfolio.manifest import MANIFEST_NAME, Manifest
-from dpmerge.portfolio.manifest_draft import completed, read_draft
+from dpmerge.portfolio.manifest_draft import completed, missing_of_the_optimizer, read_draft
 from dpmerge.portfolio.run_reading import read_run
 from dpmerge.terms.documents import problems, strict_json, validated
 
@@ -118,7 +118,8 @@ def check_manifest(path: str | Path, delta: float = 1e-5) -> ManifestCheck:
         return ManifestCheck(path=path, delta=delta, manifest=made, problems=tuple(found))
     content = _content(path)
     if found := problems(Manifest, content, "manifest"):
-        return ManifestCheck(path=path, delta=delta, manifest=None, problems=tuple(found))
+        by_field = {each.field: each for each in (*missing_of_the_optimizer(content), *found)}
+        return ManifestCheck(path=path, delta=delta, manifest=None, problems=tuple(by_field.values()))
     manifest = read_run(path.parent, contents=True).manifest if path.name == MANIFEST_NAME else Manifest.read(path)
     return ManifestCheck(path=path, delta=delta, manifest=manifest)
 

@@ -161,13 +161,11 @@ def _conditions(document: Document) -> Iterator[tuple[str, bool, str]]:
     yield "mechanism.noise_on", kind == "gaussian_release" and "noise_on" not in facts, elsewhere
     epochs = "an integer ≥ 1: the number of batches in an epoch"
     yield "mechanism.steps_per_epoch", sampling == "shuffled" and "steps_per_epoch" not in facts, epochs
-    divisor = facts.get("loss_reduction") == "mean" and "expected_batch_size" not in facts
-    yield "mechanism.expected_batch_size", divisor, "a finite number > 0: what a mean divides the sum by"
-    optimizer = _object(facts, "optimizer")
-    sgd = str(optimizer.get("name")).lower() == "sgd"
-    for name in ("momentum", "nesterov", "dampening", "weight_decay"):
-        words = "true or false; sgd must say" if name == "nesterov" else "a number ≥ 0; sgd must say"
-        yield f"mechanism.optimizer.{name}", sgd and name not in optimizer, words
+    # What is not said yet may turn out to be the case that needs more: all of it is asked for in one round.
+    mean = facts.get("loss_reduction", "mean" if kind == "dp_sgd" else None) == "mean"
+    divisor = "a finite number > 0: what a mean divides the sum by; left out for a sum"
+    yield "mechanism.expected_batch_size", mean and "expected_batch_size" not in facts, divisor
+    yield from _of_the_optimizer(facts)
     for place, block in enumerate(_listed(facts.get("blocks", []))):
         if isinstance(block, dict) and kind == "dp_sgd":
             path = f"mechanism.blocks[{place}]"
@@ -176,6 +174,20 @@ def _conditions(document: Document) -> Iterator[tuple[str, bool, str]]:
             yield f"{path}.learning_rate", not stated, f"{OPTIMIZER_RATE}: {OPTIMIZER_RATE_ACCEPTED}"
             if len(stated) == 2:
                 yield f"{path}.{OPTIMIZER_RATE}", True, f"{OPTIMIZER_RATE} or learning_rate, not both"
+
+
+def _of_the_optimizer(facts: Document) -> Iterator[tuple[str, bool, str]]:
+    optimizer = _object(facts, "optimizer")
+    sgd = str(optimizer.get("name", "sgd" if facts.get("kind") == "dp_sgd" else None)).lower() == "sgd"
+    for name in ("momentum", "nesterov", "dampening", "weight_decay"):
+        words = f"{'true or false' if name == 'nesterov' else 'a number ≥ 0'}; sgd must say, others leave it out"
+        yield f"mechanism.optimizer.{name}", sgd and name not in optimizer, words
+
+
+def missing_of_the_optimizer(document: Any) -> list[InvalidInputError]:
+    """What a manifest's optimizer has to say and does not."""
+    facts = _object(document, "mechanism") if isinstance(document, dict) else {}
+    return [InvalidInputError(at, None, words, found="nothing") for at, gone, words in _of_the_optimizer(facts) if gone]
 
 
 def _object(document: Document, name: str) -> Document:

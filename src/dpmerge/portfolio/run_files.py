@@ -82,7 +82,7 @@ def require_free(out: Path, name: str) -> Path:
     out = out / name if out.is_dir() else out
     if out.exists():
         accepted = "a file that does not exist yet: a record is never overwritten"
-        raise InvalidInputError("--out", str(out), accepted)
+        raise InvalidInputError("output", str(out), accepted)
     if not out.parent.is_dir():
-        raise InvalidInputError("--out", str(out), "a file in a folder that exists")
+        raise InvalidInputError("output", str(out), "a file in a folder that exists")
     return out

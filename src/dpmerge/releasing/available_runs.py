@@ -24,8 +24,8 @@ def available(
     if is_missing(where):
         return portfolio
     with Ledger.open(where, insecure_permissions=insecure_permissions) as ledger:
-        book = BudgetScope(portfolio.dataset, portfolio.unit, portfolio.adjacency.value)
-        standing = ledger.budget_report(book, delta)
+        scope = BudgetScope(portfolio.dataset, portfolio.unit, portfolio.adjacency.value)
+        standing = ledger.budget_report(scope, delta)
     known = {run.identity: run for run in standing.runs}
     capped = standing.cap is not None and standing.cap.rule == "ceiling"
     left: list[Run] = []

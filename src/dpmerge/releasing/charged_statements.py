@@ -30,12 +30,12 @@ def require_statement_free(
     with ExitStack() as closing:
         opened: dict[str, Ledger] = {}
         for place in [*beside, *([] if ledger is None else [ledger])]:
-            book = closing.enter_context(Ledger.open(place, create=False, insecure_permissions=insecure_permissions))
-            opened[book.id] = book
+            found = closing.enter_context(Ledger.open(place, create=False, insecure_permissions=insecure_permissions))
+            opened[found.id] = found
         for home in homes:
             _require_known_ledger(home / WITNESS_NAME, before.run, opened)
-        for book in opened.values():
-            _require_as_charged(path, before, after, book)
+        for each in opened.values():
+            _require_as_charged(path, before, after, each)
 
 
 def _require_known_ledger(witness: Path, run: str, opened: dict[str, Ledger]) -> None:
@@ -44,15 +44,16 @@ def _require_known_ledger(witness: Path, run: str, opened: dict[str, Ledger]) ->
         return
     if seen.ledger not in opened:
         where = seen.where or seen.ledger
-        accepted = f"that ledger, by --ledger: only it knows whether run {run} was charged"
-        raise ManifestError(witness, "ledger", where, accepted, found=f"{where}, which is not beside the run")
+        problem = f"ledger: it remembers {where}, which is not beside the run"
+        remedy = f"name that ledger, ledger=… (--ledger): only it knows whether run {run} was charged"
+        raise ManifestError(witness, "ledger", where, remedy, problem=problem)
     check_head_checkpoint(opened[seen.ledger], witness)
 
 
 def _require_as_charged(path: Path, before: Manifest, after: Manifest, ledger: Ledger) -> None:
     identity = identity_of(before)
     stated = after.statement.model_dump(exclude_none=True)
-    for scope in fold(ledger.id, ledger.entries()).books.values():
+    for scope in fold(ledger.id, ledger.entries()).scopes.values():
         known = scope.runs.get(identity)
         if known is None:
             continue
@@ -60,9 +61,10 @@ def _require_as_charged(path: Path, before: Manifest, after: Manifest, ledger: L
         parent = {"run": known.statement["ancestry"]["run"]} if "run" in known.statement["ancestry"] else {}
         field = first_difference(known.statement, {**stated, "ancestry": {**stated["ancestry"], **parent}})
         if field is not None or identity_of(after) != identity:
-            accepted = (
-                "tensors.tied alone, which is no part of what it states: with another statement the ledger would "
+            field = field or "mechanism"
+            problem = f"{field}: {ledger.where} has charged run {before.run} as it is stated now"
+            remedy = (
+                "add tensors.tied alone, which is no part of what it states: with another statement the ledger would "
                 "refuse the run, and certificates made from it would no longer fit their portfolio"
             )
-            found = f"run {before.run}, which {ledger.where} has charged as it is stated now"
-            raise ManifestError(path, field or "mechanism", None, accepted, found=found)
+            raise ManifestError(path, field, None, remedy, problem=problem)

@@ -74,9 +74,8 @@ def checkpoint_commitment(portfolio: Portfolio, checkpoint: CheckpointReference,
 def require_private_salt(portfolio: Portfolio, insecure_permissions: bool) -> None:
     """Refuse a salt that others may read."""
     if not insecure_permissions and (found := too_open(portfolio.path / SALT_NAME, SALT)) is not None:
-        raise InvalidInputError(
-            "salt", str(portfolio.path / SALT_NAME), "a salt for who keeps the portfolio", found=found
-        )
+        problem = f"the portfolio's salt is no secret: {found}"
+        raise InvalidInputError("salt", str(portfolio.path / SALT_NAME), "keep it to yourself", problem=problem)
 
 
 def kept_private(portfolio: Portfolio, insecure_permissions: bool) -> Iterator[Check]:

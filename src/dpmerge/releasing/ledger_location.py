@@ -24,12 +24,11 @@ def ledger_of(portfolio: Portfolio | str | Path | None, ledger: str | Path | Non
     if ledger is not None:
         return ledger
     if portfolio is None:
-        raise InvalidInputError("ledger", None, "a portfolio, or --ledger FILE|URL", found="neither")
+        raise InvalidInputError("ledger", None, "a portfolio, or ledger=FILE|URL (--ledger)", found="neither")
     path = portfolio.path if isinstance(portfolio, Portfolio) else Path(portfolio)
     if not path.exists():
-        raise InvalidInputError(
-            "portfolio", str(path), "a folder of runs, or a portfolio.yaml", found=f"{path}, which is not there"
-        )
+        remedy = "name a folder of runs, or a portfolio.yaml"
+        raise InvalidInputError("portfolio", str(path), remedy, problem=f"portfolio: {path} is not there")
     return (path.parent if path.suffix in (".yaml", ".yml") else path) / LEDGER_NAME
 
 
@@ -60,7 +59,7 @@ def opened_ledger(place: str | Path, portfolio: Portfolio, insecure_permissions:
             if (seen := read_head_checkpoint(path)) is not None:
                 raise LedgerBrokenError(
                     f"{place}: there is no ledger, and {path} was charged to {seen.where or seen.ledger}; name "
-                    "that one (--ledger or DPMERGE_LEDGER), or bring it back"
+                    "that one, ledger=… (--ledger or DPMERGE_LEDGER), or bring it back"
                 )
     return Ledger.open(place, insecure_permissions=insecure_permissions)
 

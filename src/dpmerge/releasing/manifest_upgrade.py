@@ -31,6 +31,7 @@ from dpmerge.terms.one_shot_schema import GaussianReleaseFacts
 from dpmerge.terms.run_record import clips_records, trains
 
 LATER_FIELDS: tuple[str, ...] = get_args(LaterField)
+_VALUES = "values (--set)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +118,7 @@ def upgrade_manifests(
     for field in values:
         if not any(field in _possible(change.before) for change in changes):
             accepted = "a field that one of these manifests can state; none of them is of a kind that has it"
-            raise InvalidInputError("--set", field, accepted)
+            raise InvalidInputError(_VALUES, field, accepted)
     for change in changes:
         if change.after.statement != change.before.statement:
             require_statement_free(
@@ -146,23 +147,25 @@ def parsed_value(text: str) -> tuple[str, Any]:
     """`FIELD=VALUE` of the command line; lists are JSON."""
     field, equals, value = text.partition("=")
     if not equals or not field or not value:
-        raise InvalidInputError("--set", text, "FIELD=VALUE, such as stopping=fixed or tensors.tied=[]")
-    return field, strict_json(value, "--set") if value.startswith(("[", "{")) else value
+        raise InvalidInputError(_VALUES, text, "FIELD=VALUE, such as stopping=fixed or tensors.tied=[]")
+    return field, strict_json(value, _VALUES) if value.startswith(("[", "{")) else value
 
 
 def _require_voucher(name: str) -> None:
     accepted = "a name of 1 to 100 printable characters: who vouches for what is added"
     if problems(Amendment, {"by": name, "fields": ["stopping"]}, "vouched_by") or not name.strip():
-        raise InvalidInputError("--vouched-by", name, accepted)
+        raise InvalidInputError("vouched_by (--vouched-by)", name, accepted)
 
 
 def _require_settable(values: Mapping[str, Any]) -> None:
     for field, value in values.items():
         if field not in LATER_FIELDS:
             accepted = ", ".join(LATER_FIELDS) + ": what version 0.1 stated stays as it is"
-            raise InvalidInputError("--set", field, accepted)
+            raise InvalidInputError(_VALUES, field, accepted)
         if field == "record_losses" and value == "checked":
-            raise InvalidInputError("--set record_losses", value, "vouched or unknown: only the recorder checks it")
+            raise InvalidInputError(
+                f"{_VALUES}: record_losses", value, "vouched or unknown: only the recorder checks it"
+            )
 
 
 def _manifests(paths: Iterable[str | Path]) -> list[Path]:
@@ -209,8 +212,9 @@ def _change(path: Path, vouched_by: str, values: Mapping[str, Any]) -> _Change:
         if stated is None:
             added[field] = value
         elif stated != value:
-            accepted = f"{stated!r}, as it is stated: an upgrade adds to a manifest and changes nothing in it"
-            raise ManifestError(path, field, value, accepted)
+            problem = f"{field}: {stated!r} is stated there, and {value!r} cannot take its place"
+            remedy = "leave it out: an upgrade adds to a manifest and changes nothing in it"
+            raise ManifestError(path, field, value, remedy, problem=problem)
     unsaid = before.tensors is not None and before.tensors.tied is None
     checkpoints = read_run(path.parent, contents=True).checkpoints if unsaid else ()
     if before.tensors is not None and unsaid and _untied(before.tensors.trained, checkpoints):

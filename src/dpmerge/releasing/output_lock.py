@@ -49,8 +49,8 @@ def output_lock(out: Path) -> Iterator[Callable[[], None]]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            accepted = "a place where no other process is making a release"
-            raise CannotWriteError("output", str(out), accepted, found="a release that is being made") from None
+            problem = f"output: another process is making a release in {out}"
+            raise CannotWriteError("output", str(out), "wait for it, or name another folder", problem=problem) from None
         except OSError as error:
             raise no_locks(out, error) from None
         try:

@@ -84,18 +84,14 @@ class PortfolioLedger(Ledger):
         where = ledger_of(portfolio, ledger)
         if not create and isinstance(where, Path) and not where.exists():
             raise LedgerError(
-                f"{where}: there is no ledger: nothing has been released or capped; name another with --ledger"
+                f"{where}: there is no ledger: nothing has been released or capped; name another, ledger=… (--ledger)"
             )
         opened = cls.open(where, create=create, insecure_permissions=insecure_permissions)
-        assert isinstance(opened, cls)
         opened._portfolio = (
             None if portfolio is None else (portfolio.path if isinstance(portfolio, Portfolio) else Path(portfolio))
         )
         opened._insecure = insecure_permissions
         return opened
-
-    def __enter__(self) -> Self:
-        return self
 
     @property
     def doubt(self) -> str | None:
@@ -111,7 +107,7 @@ class PortfolioLedger(Ledger):
         Returns:
             One report for each data set, unit and adjacency.
         """
-        return [self.budget_report(scope, delta) for scope in self.books()]
+        return [self.budget_report(scope, delta) for scope in self.scopes()]
 
     @classmethod
     def cap(
@@ -245,7 +241,7 @@ class PortfolioLedger(Ledger):
         if self._portfolio is None:
             raise InvalidInputError("portfolio", None, "the portfolio the outputs were made from", found="nothing")
         portfolio = Portfolio.load(self._portfolio, contents=False)
-        how = "adopted" if key is not None else "adopted; no --key, so every run counts as released to its last step"
+        how = "adopted" if key is not None else "adopted; no key, so every run counts as released to its last step"
         for out in outputs:
             release = recover.adopt(self, Path(out), portfolio, key=key)
             yield RecoveryStep(release=release, out=str(out), outcome=how)
@@ -256,7 +252,7 @@ class PortfolioLedger(Ledger):
         elif accept:
             yield RecoveryStep(outcome="nothing to accept: the ledger has all that is known to have been charged")
         elif doubt is not None:
-            remedy = "name every other output made since, then confirm with --accept that this is all"
+            remedy = "name every other output made since, then confirm that this is all, accept=True (--accept)"
             yield RecoveryStep(outcome=remedy)
 
     def _finished(

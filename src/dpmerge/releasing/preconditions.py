@@ -62,21 +62,20 @@ def require_makeable(
     protected = [portfolio.path, *map(Path, kept)]
     for path in protected:
         if path.resolve().is_relative_to(out.resolve()):
-            raise CannotWriteError("output", str(out), f"a folder without {path} in it")
+            problem = f"output: {path} is in {out}, which would be replaced"
+            raise CannotWriteError("output", str(out), "name another folder", problem=problem)
     if out.is_dir() and any(out.iterdir()) and not is_file(out / CERTIFICATE_NAME):
-        raise CannotWriteError(
-            "output", str(out), "to overwrite an earlier release, and nothing else", found="another folder"
-        )
+        problem = f"output: {out} holds no earlier release, and nothing else is overwritten"
+        raise CannotWriteError("output", str(out), "name another folder", problem=problem)
     for place in witnesses(portfolio):
         if not os.access(place.parent, os.W_OK):
-            accepted = "a folder that can be written to: what is released is noted there"
-            raise CannotWriteError("portfolio", str(place.parent), accepted)
+            problem = f"portfolio: {place.parent} cannot be written to, and what is released is noted there"
+            raise CannotWriteError("portfolio", str(place.parent), "make it writable", problem=problem)
     recipes = [each.recipe for each in terms.candidates]
     needed = max(require_ready(portfolio, r, donor=settings.donor, adapters=settings.adapters) for r in recipes)
     if (free := shutil.disk_usage(out.parent).free) < needed:
-        raise CannotWriteError(
-            "output", str(out), f"a place with room for {needed:,} bytes", found=f"room for {free:,}"
-        )
+        problem = f"output: there is room for {free:,} bytes where {out} would be, and {needed:,} are needed"
+        raise CannotWriteError("output", str(out), "make room, or name another place", problem=problem)
     if not portfolio.contents_read:
         # Planning compares all this too; but who merges may not have planned here.
         looked_at = [sampled(run) for run in portfolio.runs]
@@ -98,12 +97,12 @@ def require_nothing_pending(ledger: Ledger, portfolio: Portfolio, terms: Release
         other = Path(ReleaseSettings.read(pending.details).out)
         again = len(terms.candidates) > 1 and pending.terms == terms
         if other == out or (again and not is_being_made(other) and _stays_pending(ledger, pending.release_id)):
-            accepted = (
-                f"to finish it (`dpmerge ledger recover {portfolio.path}`), to give it up "
-                f"(`… --abandon {pending.release_id}`), or its own request key"
+            problem = f"output: release {pending.release_id}, for {other}, is charged and not finished"
+            remedy = (
+                f"finish it (`dpmerge ledger recover {portfolio.path}`), give it up "
+                f"(`… --abandon {pending.release_id}`), or ask with its own request key"
             )
-            found = f"release {pending.release_id}, charged and not finished"
-            raise CannotWriteError("output", str(other), accepted, found=found)
+            raise CannotWriteError("output", str(other), remedy, problem=problem)
 
 
 def _stays_pending(ledger: Ledger, release_id: str) -> bool:

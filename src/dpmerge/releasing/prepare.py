@@ -89,7 +89,7 @@ def prepare(
     validation.instance("portfolio", portfolio, Portfolio, "a Portfolio, as Portfolio.load returns it")
     if plan is not None:
         others = {"epsilon": epsilon, "delta": delta, "weights": weights, "theorem": theorem}
-        _refuse_beside("--plan", {**others, "method": method, "objective": objective})
+        _refuse_beside("plan", {**others, "method": method, "objective": objective})
     words = _words(
         epsilon=epsilon,
         delta=delta,
@@ -108,10 +108,10 @@ def prepare(
         return replace(Plan.load(plan, portfolio), request=words)
     target, priced_by = _target(epsilon, delta), _theorem(theorem, final)
     if weights is not None:
-        _refuse_beside("--weights", {"method": method, "objective": objective})
+        _refuse_beside("weights", {"method": method, "objective": objective})
         return replace(stated_weights(portfolio, weights, target, theorem=priced_by), request=words)  # type: ignore[arg-type]
     if objective not in (None, "noise", "saturate"):
-        accepted = "noise or saturate; plan with the others first (`dpmerge plan … -o FILE`) and give --plan FILE"
+        accepted = "noise or saturate; plan with the others (`dpmerge plan … -o FILE`) and give plan=FILE (--plan)"
         raise InvalidInputError("objective", objective, accepted)
     rule: Objective = "saturate" if objective == "saturate" else "noise"
     left = available(portfolio, where, final=final, delta=target.delta, insecure_permissions=insecure_permissions)
@@ -163,8 +163,8 @@ def _fits(text: str) -> bool:
 
 def _target(epsilon: float | None, delta: float | None) -> Guarantee:
     if epsilon is None or delta is None:
-        missing = " and ".join(n for n, v in (("--epsilon", epsilon), ("--delta", delta)) if v is None)
-        raise InvalidInputError("target", None, "--epsilon and --delta, or --plan FILE", found=f"no {missing}")
+        missing = " and ".join(n for n, v in (("epsilon", epsilon), ("delta", delta)) if v is None)
+        raise InvalidInputError("target", None, "epsilon and delta, or plan=FILE (--plan)", found=f"no {missing}")
     Guarantee(epsilon=epsilon, delta=delta).require_target()
     # What is certified is rounded up to six digits: aimed for is what that leaves within the target.
     return Guarantee(epsilon=down(epsilon), delta=delta)
@@ -174,14 +174,14 @@ def _theorem(theorem: str | None, final: bool) -> str:
     if final:
         return theorem or "auto"
     if theorem not in (None, "auto", "joint_release"):
-        accepted = "auto or joint_release, or --final: other theorems hold only for the last release of these runs"
+        accepted = "auto or joint_release: others hold only for the last release of these runs, final=True (--final)"
         raise InvalidInputError("theorem", theorem, accepted)
     return "joint_release"
 
 
 def _met_by_a_final_one(error: TargetOutOfReachError) -> TargetOutOfReachError:
     """The same refusal, with the way out."""
-    hint = "a final release (--final), which locks its runs, meets it"
+    hint = "a final release, final=True (--final), which locks its runs, meets it"
     return TargetOutOfReachError(error.epsilon, error.delta, error.smallest, error.candidate, hint)
 
 
@@ -199,8 +199,8 @@ def _note_final(wanted: Plan, best: Plan, say: Callable[[str], object]) -> None:
     ours, theirs = wanted.noise_to_signal, best.noise_to_signal
     if best.is_final and ours and theirs is not None and theirs < WORTH_A_HINT * ours:
         say(
-            f"as the last release of its runs (--final) this would carry {1 - theirs / ours:.0%} less noise; a run "
-            "that was released from before cannot be in one"
+            f"as the last release of its runs, final=True (--final), this would carry {1 - theirs / ours:.0%} less "
+            "noise; a run that was released from before cannot be in one"
         )
 
 

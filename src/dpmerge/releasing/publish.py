@@ -27,13 +27,13 @@ def publish(job: ReleaseJob, out: Path, release_lock: Callable[[], None]) -> Cer
     """Make the release, or find it made, where it is wanted; `release_lock` lets go of that place early."""
     charge, settings = job.charge, job.settings
     if charge.status == "abandoned":
-        accepted = "a key of a release that was not abandoned"
-        raise InvalidInputError("request-key", charge.key, accepted, found=f"release {charge.release_id}, abandoned")
+        problem = f"request-key: release {charge.release_id}, which was asked for with {charge.key!r}, was abandoned"
+        raise InvalidInputError("request-key", charge.key, "ask for a new one with another key", problem=problem)
     if charge.status == "completed":
         return _handed_out(job, out)
     if Path(settings.out) != out:
-        accepted = f"{settings.out}, where this release is being made; once it is there it can be handed out elsewhere"
-        raise InvalidInputError("output", str(out), accepted)
+        problem = f"output: release {charge.release_id} is being made in {settings.out}, not in {out}"
+        raise InvalidInputError("output", str(out), "once it is there it can be handed out elsewhere", problem=problem)
     job.require_same_runs()
     made = published(out, charge) or _made(job, out)
     remove_leftovers(out)
@@ -80,13 +80,16 @@ def _make_again(job: ReleaseJob, out: Path, *, overwrite: bool) -> Certificate:
     sealed = job.charge.output
     assert sealed is not None, "only what was sealed is made again"
     if job.drawn.release_noise > 0:
-        accepted = f"{sealed.where} as it was: its noise was never written down; other noise is another release"
-        raise CannotWriteError("output", sealed.where, accepted, found="nothing left to hand out")
+        problem = f"output: nothing is left to hand out in {sealed.where}, and its noise was never written down"
+        remedy = "bring that folder back as it was: other noise is another release"
+        raise CannotWriteError("output", sealed.where, remedy, problem=problem)
     job.require_same_runs()
     with StagedFolder(out, overwrite=overwrite) as staged:
         certificate = _build(job, staged.path)
         if file_digest(staged.path / CERTIFICATE_NAME) != sealed.certificate:
-            raise CannotWriteError("output", str(out), "the bytes that were released before", found="other bytes")
+            problem = f"output: made again, release {job.charge.release_id} has other bytes than were released before"
+            remedy = f"bring back {sealed.where} as it was, or what it was made from and with"
+            raise CannotWriteError("output", str(out), remedy, problem=problem)
         staged.publish()
     return certificate
 
@@ -138,8 +141,9 @@ def _require_not_newer(job: ReleaseJob, out: Path) -> None:
     entry = None if certificate is None else certificate.content.get("ledger")
     charge = job.charge
     if isinstance(entry, dict) and entry.get("id") == job.ledger.id and entry.get("entry", 0) > charge.entry.seq:
-        accepted = f"what was there when release {charge.release_id} was charged; or give that release up"
-        raise CannotWriteError("output", str(out), accepted, found="a later release")
+        problem = f"output: {out} holds a later release than {charge.release_id}, which would replace it"
+        remedy = f"move it elsewhere, or give this one up (`dpmerge ledger recover --abandon {charge.release_id}`)"
+        raise CannotWriteError("output", str(out), remedy, problem=problem)
 
 
 def published(folder: Path, charge: Charge) -> Certificate | None:

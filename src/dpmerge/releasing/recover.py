@@ -106,9 +106,8 @@ def adopt(ledger: Ledger, out: Path, portfolio: Portfolio, *, key: str | Path | 
         verification = made_from(verification, portfolio)
     declared = verification.declared
     if not verification.verified or declared is None:
-        raise InvalidInputError(
-            "adopt", str(out), "an output that verifies", found="; ".join(verification.problems[:3])
-        )
+        problem = f"adopt: {out} does not verify ({'; '.join(verification.problems[:3])})"
+        raise InvalidInputError("adopt", str(out), "name an output as it was published", problem=problem)
     manifests = [run.manifest for run in portfolio.runs]
     names, marks = identities(manifests), noise_marks(manifests)
     records = {each.run: each.statement.document() for each in manifests}

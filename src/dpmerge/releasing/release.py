@@ -21,15 +21,14 @@ from dpmerge.errors import (
     NoGuaranteeError,
     TargetOutOfReachError,
 )
-from dpmerge.ledger.charge import Charge
 from dpmerge.ledger.entries import BudgetScope
-from dpmerge.ledger.identity import identity_of, noise_mark
 from dpmerge.ledger.ledger import Ledger
 from dpmerge.merging.draw import draw
 from dpmerge.merging.staging import require_writable
 from dpmerge.planning.plan import Plan, require_current
 from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.releasing.charge_notes import noting
+from dpmerge.releasing.chargeable import proposed_charge
 from dpmerge.releasing.commitment_salt import require_private_salt
 from dpmerge.releasing.known_weights import require_runs_as_charged
 from dpmerge.releasing.ledger_location import default_ledger, is_missing, opened_ledger, require_whole_ledger, witness
@@ -169,20 +168,20 @@ def release(
     require_writable(target, overwrite=True)
     if new := is_missing(place):  # nothing can be known or pending there: what cannot be made leaves no ledger behind
         require_makeable(portfolio, terms, settings, place, jobs, every_byte=final)
-    with output_lock(target) as release_lock, opened_ledger(place, portfolio, insecure_permissions) as book:
-        require_whole_ledger(book, portfolio, target)
-        proposed = _proposed(portfolio, terms, settings, final, request_key)
+    with output_lock(target) as release_lock, opened_ledger(place, portfolio, insecure_permissions) as opened:
+        require_whole_ledger(opened, portfolio, target)
+        proposed = proposed_charge(portfolio, terms, details=settings.document(), final=final, request_key=request_key)
         require_private_salt(portfolio, insecure_permissions)
-        if request_key is None or book.by_key(proposed.scope, request_key) is None:
-            _require_new(book, portfolio, terms, settings, place, jobs, final=final, looked_at=new)
-        charge = book.charge(proposed, draw)
-        job = ReleaseJob(ledger=book, charge=charge, portfolio=portfolio, jobs=jobs, progress=progress, unlock=unlock)
+        if request_key is None or opened.by_key(proposed.scope, request_key) is None:
+            _require_new(opened, portfolio, terms, settings, place, jobs, final=final, looked_at=new)
+        charge = opened.charge(proposed, draw)
+        job = ReleaseJob(ledger=opened, charge=charge, portfolio=portfolio, jobs=jobs, progress=progress, unlock=unlock)
         left = f"release {charge.release_id} is charged; `dpmerge ledger recover` finishes it"
         with noting(left if charge.status == "pending" else None, target):
-            witness(book, portfolio)
+            witness(opened, portfolio)
             made = publish(job, target, release_lock)
         with noting(f"release {charge.release_id} is out, in {target}: it is charged and complete", target):
-            witness(book, portfolio)
+            witness(opened, portfolio)
     return Release(Path(out), charge.release_id, made.content, made.files, made.is_signed, charge.already)
 
 
@@ -202,9 +201,9 @@ def releasable(plan: Plan, *, final: bool) -> ReleaseTerms:
             raise
         locked = ", ".join(sorted({run for each in terms.candidates for run in each.exposed}))
         raise NoGuaranteeError(
-            f"epsilon: got {target.epsilon:g} at delta {target.delta:g}; accepted: at least "
-            f"{format_up(error.smallest)} for a release that others may follow, or a final one (--final), which "
-            f"locks {locked} for good"
+            f"as a release that others may follow this has ε = {format_up(error.smallest)}, above {target.epsilon:g} "
+            f"at δ = {target.delta:g}; plan it with the theorem joint_release, or make it a final release, final=True "
+            f"(--final), which locks {locked} for good"
         ) from None
     return terms
 
@@ -221,22 +220,8 @@ def _audited(terms: ReleaseTerms, target: Guarantee, audit: bool | Audited) -> A
     return audit
 
 
-def _proposed(
-    portfolio: Portfolio, terms: ReleaseTerms, settings: ReleaseSettings, final: bool, request_key: str | None
-) -> Charge:
-    manifests = {record.run: portfolio.run(record.run).manifest for record in terms.runs}
-    return Charge.proposed(
-        terms=terms,
-        identities={name: identity_of(manifest) for name, manifest in manifests.items()},
-        marks={name: noise_mark(manifest) for name, manifest in manifests.items()},
-        final=final,
-        key=request_key,
-        details=settings.document(),
-    )
-
-
 def _require_new(
-    book: Ledger,
+    ledger: Ledger,
     portfolio: Portfolio,
     terms: ReleaseTerms,
     settings: ReleaseSettings,
@@ -247,8 +232,8 @@ def _require_new(
     looked_at: bool,
 ) -> None:
     """Refuse before charging what could not be made (unless that was `looked_at`), or was charged already."""
-    require_runs_as_charged(book, [portfolio.run(record.run).manifest for record in terms.runs])
-    once = final or book.is_capped(BudgetScope(portfolio.dataset, portfolio.unit, portfolio.adjacency.value))
+    require_runs_as_charged(ledger, [portfolio.run(record.run).manifest for record in terms.runs])
+    once = final or ledger.is_capped(BudgetScope(portfolio.dataset, portfolio.unit, portfolio.adjacency.value))
     if not looked_at:
         require_makeable(portfolio, terms, settings, place, jobs, every_byte=once)
-    require_nothing_pending(book, portfolio, terms, Path(settings.out))
+    require_nothing_pending(ledger, portfolio, terms, Path(settings.out))

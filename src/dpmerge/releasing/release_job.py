@@ -52,8 +52,6 @@ class ReleaseJob:
 def drawn(charge: Charge) -> CandidateTerms:
     """The candidate that was drawn for a release."""
     if charge.index is None:
-        accepted = "a release that was drawn in this ledger"
-        raise InvalidInputError(
-            "release", charge.release_id, accepted, found="one that was adopted from its certificate"
-        )
+        problem = f"release {charge.release_id} was adopted from its certificate: what was drawn is not known"
+        raise InvalidInputError("release", charge.release_id, "copy its output instead", problem=problem)
     return charge.terms.candidates[charge.index]

@@ -105,13 +105,13 @@ class ReleaseSettings(Strict):
         for record in charge.terms.runs:
             manifest = portfolio.run(record.run).manifest
             if manifest.statement != record or identity_of(manifest) != charge.identities[record.run]:
-                accepted = f"run {record.run} as it was charged in release {charge.release_id}"
-                raise DigestMismatchError(
-                    portfolio.run(record.run).file, "run", record.run, accepted, found="another run"
-                )
+                problem = f"run: {record.run} is another run than was charged in release {charge.release_id}"
+                file, remedy = portfolio.run(record.run).file, "bring back the run as it was recorded then"
+                raise DigestMismatchError(file, "run", record.run, remedy, problem=problem)
         if input_digests(portfolio, charge.terms) != self.inputs:
-            accepted = f"the checkpoints that were charged in release {charge.release_id}"
-            raise DigestMismatchError(portfolio.path, "checkpoints", None, accepted, found="others")
+            problem = f"checkpoints: they are others than were charged in release {charge.release_id}"
+            remedy = "bring back the files that were recorded then"
+            raise DigestMismatchError(portfolio.path, "checkpoints", None, remedy, problem=problem)
 
     def load_portfolio(self, moved_to: Path | None = None) -> Portfolio:
         """The portfolio it was charged for; weights are read, and checked, when they are merged."""

@@ -72,7 +72,8 @@ def verify(
     (True, ['signature'])
     """
     if rebuild and portfolio is None:
-        raise InvalidInputError("portfolio", None, "the portfolio it was made from, for --rebuild", found="nothing")
+        remedy = "name the portfolio it was made from, portfolio=… (--portfolio)"
+        raise InvalidInputError("portfolio", None, remedy, problem="portfolio: nothing to rebuild the output from")
     result = check_output(out, key=key, trusted_keys=trusted_keys, allow_extra=allow_extra)
     declared = result.declared
     if declared is None:
@@ -123,7 +124,7 @@ def _in_ledger(
         assert portfolio is not None
         where = default_ledger(portfolio)
         if not where.exists():
-            words = "there is no ledger beside the portfolio; --ledger names one"
+            words = "there is no ledger beside the portfolio; name one, ledger=… (--ledger)"
             unbound = f"{words}; without it no certificate of version 1 is believed beside a portfolio"
             return Check("ledger", False, (unbound,)) if result.version == 1 else Check("ledger", None, (words,))
     with Ledger.open(where, create=False, insecure_permissions=insecure_permissions) as ledger:

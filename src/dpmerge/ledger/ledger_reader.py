@@ -1,0 +1,149 @@
+"""Reading a ledger: what was released, what it has cost, whether it holds.
+
+Guarantees: whatever is answered follows from entries whose chain was checked; a ledger that was changed or cut short
+while it was open is noticed when it is asked next.
+Refuses (LedgerBrokenError): a ledger whose chain does not hold.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from sqlalchemy import Connection
+
+from dpmerge.errors import LedgerBrokenError
+from dpmerge.ledger.budget_report import BudgetReport, budget_report
+from dpmerge.ledger.chain_verification import Verdict, verified
+from dpmerge.ledger.charge import Charge
+from dpmerge.ledger.database import PATIENCE, Database, entries_after, hash_at, ledger_row
+from dpmerge.ledger.entries import BudgetScope, Entry
+from dpmerge.ledger.ledger_schema import LEDGER_SCHEMA
+from dpmerge.ledger.state import State
+
+BANNER = "not for release: it names runs that have not been released"
+
+
+class LedgerReader:
+    """One ledger, in a file or a database, and what can be asked of it; use it in a `with`, or close it."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._lock = threading.RLock()
+        with self._database.reading() as connection:
+            self.id, _ = ledger_row(connection)
+        self._state = State(self.id)
+
+    @classmethod
+    def open(
+        cls,
+        where: str | Path,
+        *,
+        create: bool = True,
+        patience: float = PATIENCE,
+        insecure_permissions: bool = False,
+    ) -> Self:
+        """At a path, sqlite:///… or postgresql://…; made if it is not there, unless `create` is False.
+
+        A file that everybody may write to is refused, unless `insecure_permissions`.
+        """
+        return cls(Database.open(where, create=create, patience=patience, insecure_permissions=insecure_permissions))
+
+    @property
+    def where(self) -> str:
+        return self._database.where
+
+    def close(self) -> None:
+        self._database.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self.close()
+
+    def release(self, release_id: str) -> Charge | None:
+        found = self._read().find(release_id)
+        return None if found is None else replace(found, ledger=self.id)
+
+    def by_key(self, scope: BudgetScope, key: str) -> Charge | None:
+        state = self._read().of(scope)
+        return replace(state.releases[state.keys[key]], ledger=self.id) if key in state.keys else None
+
+    def pending(self) -> list[Charge]:
+        return [replace(charge, ledger=self.id) for charge in self._read().pending()]
+
+    def scopes(self) -> list[BudgetScope]:
+        return [each.scope for each in self._read().scopes.values()]
+
+    def budget_report(self, scope: BudgetScope, delta: float) -> BudgetReport:
+        """What was released in a scope, what it has cost and what is left under its cap."""
+        state = self._read()
+        others = [other.scope for other in state.scopes.values() if other.scope != scope]
+        return budget_report(state.of(scope), delta, others)
+
+    def is_capped(self, scope: BudgetScope) -> bool:
+        """Whether something was promised about everything that is ever released in a scope."""
+        return self._read().of(scope).cap is not None
+
+    def head(self) -> tuple[int, str]:
+        """Number and hash of the last entry."""
+        return self._read().head
+
+    def contains(self, seq: int, digest: str) -> bool:
+        """Whether the ledger has this very entry."""
+        with self._database.reading() as connection:
+            return hash_at(connection, seq) == digest
+
+    def entries(self) -> Iterator[Entry]:
+        with self._database.reading() as connection:
+            yield from list(entries_after(connection, 0))
+
+    def verify(self) -> Verdict:
+        """Read every entry again, and count every cost again."""
+        with self._database.reading() as connection:
+            ledger, head = ledger_row(connection)
+            entries = list(entries_after(connection, 0))
+        return verified(ledger, entries, head)
+
+    def export(self) -> dict[str, Any]:
+        """Everything, as JSON values."""
+        with self._database.reading() as connection:
+            ledger, head = ledger_row(connection)
+            entries = [entry.document() for entry in entries_after(connection, 0)]
+        return {
+            "schema": LEDGER_SCHEMA,
+            "banner": BANNER,
+            "ledger": ledger,
+            "head": {"seq": head[0], "hash": head[1]},
+            "entries": entries,
+        }
+
+    # The state is kept between calls and only ever caught up, from entries whose chain was checked.
+
+    def _read(self) -> State:
+        with self._lock, self._database.reading() as connection:
+            return self._current(connection)
+
+    def _current(self, connection: Connection) -> State:
+        ledger, head = ledger_row(connection)
+        seq, digest = self._state.head
+        if ledger != self.id or (seq > 0 and hash_at(connection, seq) != digest):
+            raise LedgerBrokenError(f"{self.where}: entry {seq}, which was there before, is gone or changed")
+        try:
+            for entry in entries_after(connection, seq):
+                self._state.apply(entry)
+        except BaseException:
+            self._state = State(self.id)
+            raise
+        if self._state.head != head:
+            missing = self._state.head[0] + 1
+            self._state = State(self.id)
+            raise LedgerBrokenError(
+                f"{self.where}: entry {missing} is missing; the ledger says that its last is {head[0]}"
+            )
+        return self._state
