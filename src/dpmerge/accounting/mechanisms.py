@@ -9,7 +9,7 @@ their domain, each named.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -212,17 +212,30 @@ class DpSgd(Mechanism):
             )
         # dp_accounting's replace_one distribution models the two ends ±C of a replacement itself.
         reach = 1 if replace_one else self.sensitivity
-        noise, rates = self.noise_multipliers[:upto], self.sampling_rates[:upto]
-        sampled = rates < 1
-        if np.any(noise[sampled] * HOPELESS_RATIO < reach):
+        sampled = Counter[tuple[float, float]]()
+        whole: list[tuple[float, int]] = []
+        for block, steps in self._begun_blocks(upto):
+            if block.sampling_rate < 1:
+                sampled[float(block.noise_multiplier), float(block.sampling_rate)] += steps
+            else:
+                whole.append((float(block.noise_multiplier), steps))
+        if any(sigma * HOPELESS_RATIO < reach for sigma, _ in sampled):
             return NonPrivateProfile()
-        counted = Counter(zip(noise[sampled].tolist(), rates[sampled].tolist(), strict=True))
-        steps: dict[Step, int] = {
+        counts: dict[Step, int] = {
             PoissonStep(ratio=reach / sigma, sampling_rate=rate, replace_one=replace_one): count
-            for (sigma, rate), count in counted.items()
+            for (sigma, rate), count in sampled.items()
         }
-        whole = GaussianProfile(_composed_mu(self.sensitivity, noise[~sampled]))
-        return compose([whole, LossDistributionProfile.of(steps)]) if steps else whole
+        levels = np.array([sigma for sigma, _ in whole])
+        gaussian = GaussianProfile(_composed_mu(self.sensitivity, np.repeat(levels, [steps for _, steps in whole])))
+        return compose([gaussian, LossDistributionProfile.of(counts)]) if counts else gaussian
+
+    def _begun_blocks(self, upto: int) -> Iterator[tuple[StepBlock, int]]:
+        """The blocks that a prefix reaches into, and how many steps of each."""
+        for block in self.blocks:
+            if upto <= 0:
+                return
+            yield block, min(upto, block.steps)
+            upto -= block.steps
 
 
 def _composed_mu(sensitivity: int, noise: Array) -> float:

@@ -73,15 +73,21 @@ class UsableCheckpoints:
 
     def last_of(self, run: Run) -> UsableCheckpoint:
         """The latest checkpoint of a run."""
-        return [checkpoint for checkpoint in self.checkpoints if checkpoint.run is run][-1]
+        return self._of_runs[run.id][-1]
+
+    @cached_property
+    def _of_runs(self) -> dict[str, tuple[UsableCheckpoint, ...]]:
+        found: dict[str, list[UsableCheckpoint]] = {}
+        for checkpoint in self.checkpoints:
+            found.setdefault(checkpoint.run.id, []).append(checkpoint)
+        return {run: tuple(checkpoints) for run, checkpoints in found.items()}
 
     @cached_property
     def groups(self) -> tuple[tuple[tuple[UsableCheckpoint, ...], ...], ...]:
         """The checkpoints that may be averaged: group by group, in each run by run, by increasing step."""
         groups = []
         for runs in self.portfolio.combinable():
-            of_runs = (tuple(checkpoint for checkpoint in self.checkpoints if checkpoint.run is run) for run in runs)
-            if found := tuple(of_run for of_run in of_runs if of_run):
+            if found := tuple(self._of_runs[run.id] for run in runs if run.id in self._of_runs):
                 groups.append(found)
         return tuple(groups)
 
@@ -98,7 +104,7 @@ class UsableCheckpoints:
 
 
 def usable_checkpoints(portfolio: Portfolio, delta: float, *, non_private: Collection[str] = ()) -> UsableCheckpoints:
-    """Account for every kept checkpoint at δ.
+    """Account for every kept checkpoint at δ; asked again for the same portfolio and δ, the answer is at hand.
 
     Args:
         portfolio: The runs.
@@ -117,6 +123,14 @@ def usable_checkpoints(portfolio: Portfolio, delta: float, *, non_private: Colle
     >>> len(usable.checkpoints), round(usable["ladder-1@20"].epsilon, 4)
     (20, 0.0505)
     """
+    key = ("usable_checkpoints", delta, tuple(non_private))
+    if key not in portfolio.computed:
+        portfolio.computed[key] = _all_accounted(portfolio, delta, non_private)
+    found: UsableCheckpoints = portfolio.computed[key]
+    return found
+
+
+def _all_accounted(portfolio: Portfolio, delta: float, non_private: Collection[str]) -> UsableCheckpoints:
     for name in non_private:
         portfolio.run(name)
     usable: list[UsableCheckpoint] = []

@@ -109,7 +109,7 @@ def _faces(
     usable: UsableCheckpoints, theorem: AskedTheorem, mu: float, fronts: Sequence[ParetoFront], by_name: bool
 ) -> Iterator[Face]:
     for group in covered_checkpoints(usable, theorem, by_name):
-        known = [checkpoint for of_run in group for checkpoint in of_run if checkpoint.noise is not None]
+        known = {checkpoint: None for of_run in group for checkpoint in of_run if checkpoint.noise is not None}
         last = [of_run[-1] for of_run in group if of_run[-1] in known]
         if theorem == "hidden_state" or by_name:
             latest_first = sorted(known, key=lambda c: (c is not usable.last_of(c.run), -c.epsilon))
@@ -128,6 +128,8 @@ def _faces(
 def _some_pairs(last: Sequence[UsableCheckpoint]) -> list[Face]:
     """Pairs of runs, the most different costs first: between equals nothing is gained over the front."""
     ordered = sorted(last, key=lambda checkpoint: checkpoint.epsilon)
+    if len(ordered) > 2 * MOST_PAIRS + 1:  # those are among the cheapest and the dearest
+        ordered = [*ordered[: MOST_PAIRS + 1], *ordered[-MOST_PAIRS:]]
     pairs: list[Face] = sorted(
         combinations(ordered, 2), key=lambda pair: pair[0].epsilon / max(pair[1].epsilon, 1e-300)
     )

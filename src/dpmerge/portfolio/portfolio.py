@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from dpmerge.accounting.exposure import Adjacency, Checkpoint, Exposure
 from dpmerge.errors import InvalidInputError, NotCombinableError, PortfolioError
@@ -95,18 +96,28 @@ class Portfolio:
 
     def run(self, name: str) -> Run:
         """The run of that name."""
-        for run in self.runs:
-            if run.id == name:
-                return run
-        raise InvalidInputError("run", name, ", ".join(run.id for run in self.runs))
+        if name not in self._runs:
+            raise InvalidInputError("run", name, ", ".join(self._runs))
+        return self._runs[name]
 
     def saved(self, name: str) -> SavedCheckpoint:
         """The checkpoint written as run@step."""
-        for checkpoint in self.checkpoints():
-            if checkpoint.name == name:
-                return checkpoint
-        known = ", ".join(checkpoint.name for checkpoint in self.checkpoints())
-        raise InvalidInputError("checkpoint", name, known)
+        if name not in self._saved:
+            raise InvalidInputError("checkpoint", name, ", ".join(self._saved))
+        return self._saved[name]
+
+    @cached_property
+    def computed(self) -> dict[tuple[object, ...], Any]:
+        """What others have worked out about it and want to find again, by keys of their own; it lives as long."""
+        return {}
+
+    @cached_property
+    def _runs(self) -> dict[str, Run]:
+        return {run.id: run for run in reversed(self.runs)}  # of one name the first
+
+    @cached_property
+    def _saved(self) -> dict[str, SavedCheckpoint]:
+        return {checkpoint.name: checkpoint for checkpoint in self.checkpoints()}
 
     def checkpoints(self) -> Iterator[SavedCheckpoint]:
         """Every checkpoint that was kept."""
@@ -133,19 +144,21 @@ class Portfolio:
 
     def combinable(self) -> list[tuple[Run, ...]]:
         """The runs in groups of which every member may be averaged with every other."""
-        groups: list[list[Run]] = []
+        groups: list[tuple[list[Run], list[Run]]] = []  # the members, and those of them to compare with
         for run in self.runs:
-            for group in groups:
-                if not any(allowance not in self.allowed for allowance, _ in self.differences([*group, run])):
-                    group.append(run)
+            for members, compared in groups:
+                if not any(allowance not in self.allowed for allowance, _ in self.differences([*compared, run])):
+                    members.append(run)
+                    if any(known(run) and not any(map(known, compared)) for known in _KNOWN):
+                        compared.append(run)
                     break
             else:
-                groups.append([run])
-        return [tuple(group) for group in groups]
+                groups.append(([run], [run]))
+        return [tuple(members) for members, _ in groups]
 
     def differences(self, runs: Sequence[Run]) -> Iterator[tuple[str, PortfolioError]]:
         """In what other runs differ from the first so that averaging needs an allowance, or cannot be."""
-        for run, other in _pairs(runs, lambda r: bool(r.checkpoints)):
+        for run, other in _pairs(runs, _has_checkpoints):
             if (mismatch := tensor_difference(other.checkpoints[0], run.checkpoints[0])) is not None:
                 problem = f"tensors: other than those of {other.id} ({mismatch.field})"
                 remedy = "average models with the same tensors"
@@ -153,7 +166,7 @@ class Portfolio:
                     "different_tensors",
                     NotCombinableError(run.file, "tensors", mismatch.value, remedy, problem=problem),
                 )
-        for run, other in _pairs(runs, lambda r: r.manifest.initial_weights is not None):
+        for run, other in _pairs(runs, _has_start):
             if run.manifest.initial_weights != other.manifest.initial_weights:
                 start = str(run.manifest.initial_weights)
                 problem = f"initial_weights: {start}, other than those of {other.id}"
@@ -162,7 +175,7 @@ class Portfolio:
                     "different_initial_weights",
                     NotCombinableError(run.file, "initial_weights", start, remedy, problem=problem),
                 )
-        for run, other in _pairs(runs, lambda r: r.manifest.tensors is not None):
+        for run, other in _pairs(runs, _has_tensors):
             if (name := _different_frozen(other, run)) is not None:
                 field = f"tensors.frozen: {name}"
                 problem = f"{field} is not the same as in {other.id}"
@@ -171,6 +184,22 @@ class Portfolio:
                     "different_frozen_tensors",
                     NotCombinableError(run.file, field, name, remedy, problem=problem),
                 )
+
+
+def _has_checkpoints(run: Run) -> bool:
+    return bool(run.checkpoints)
+
+
+def _has_start(run: Run) -> bool:
+    return run.manifest.initial_weights is not None
+
+
+def _has_tensors(run: Run) -> bool:
+    return run.manifest.tensors is not None
+
+
+_KNOWN = (_has_checkpoints, _has_start, _has_tensors)
+"""What runs are compared by, where it is known of both."""
 
 
 def _pairs(runs: Sequence[Run], known: Callable[[Run], bool]) -> Iterator[tuple[Run, Run]]:
