@@ -7,6 +7,8 @@ Refuses: documents of another kind.
 from __future__ import annotations
 
 import json
+import re
+import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +24,9 @@ SCHEMA = "dpmerge/usefulness/v1"
 RESULTS = Path("usefulness") / "results.json"
 
 Document = Mapping[str, Any]
+
+ORDER = ("linear", "mlp", "cnn", "resnet", "lora")
+"""Of portfolios on the page, whichever was measured last."""
 
 STARTS = {"zero": "zero weights", "random": "one random start", "public": "one public start"}
 
@@ -54,7 +59,7 @@ def write_results(
     alike = all(before.get(key) == value for key, value in settings.items())
     portfolios = {**(before["portfolios"] if alike else {}), name: {**found, "versions": dict(versions)}}
     file.parent.mkdir(parents=True, exist_ok=True)
-    content = _rounded({**settings, "portfolios": portfolios})
+    content = _rounded({**settings, "portfolios": {each: portfolios[each] for each in ORDER if each in portfolios}})
     write_whole(file, (json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode())
 
 
@@ -71,7 +76,8 @@ def page(results: Document) -> str:
     """The whole page."""
     portfolios: Document = results["portfolios"]
     return "\n".join(
-        [
+        _wrapped(line)
+        for line in [
             *_introduction(results),
             "",
             "## What auto would release, and the single model",
@@ -92,14 +98,26 @@ def page(results: Document) -> str:
     )
 
 
+def _wrapped(line: str) -> str:
+    """Prose in lines of 120; a row of a table is one line, however long."""
+    if line.startswith("|"):
+        return line
+    whole = re.sub(r"\[[^\]]*\]\(|[εσδ] = \S+|\S+ points", lambda found: found[0].replace(" ", "\0"), line)
+    rest = "  " if line.startswith("- ") else ""
+    filled = textwrap.fill(whole, 120, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False)
+    return filled.replace("\0", " ")
+
+
 def _introduction(results: Document) -> Iterator[str]:
     scale, seeds = results["scale"], results["seeds"]
     rows = [row for each in results["portfolios"].values() for row in each["targets"]]
     counts = Counter(verdict(_gain(row)) for row in rows)
     yield "# Is it any use?"
     yield ""
-    yield "*I have some privately trained models, and somebody asks for one at ε. Is what `dpmerge plan` would release"
-    yield "at least as good as the model I already had: the least private finished one within ε?*"
+    yield (
+        "*I have some privately trained models, and somebody asks for one at ε. Is what `dpmerge plan` would release "
+        "at least as good as the model I already had: the least private finished one within ε?*"
+    )
     yield ""
     yield (
         f"Measured in {len(rows)} cases ({len(results['portfolios'])} portfolios, each at "
@@ -124,8 +142,10 @@ def _answers(portfolios: Document) -> Iterator[str]:
     yield "- **auto**: what `dpmerge plan` would release; of a random draw, what is expected of it."
     yield "- **single**: the least private finished model within ε, which needs no planning."
     yield "- **oracle**: the checkpoint within ε that is best *on the test images*, seed by seed; nobody has it."
-    yield "- **mix**: averages and draws by the least predicted noise, whatever the model (`--method mix`, of"
-    yield "  checkpoints from the last fifth of their runs unless others have a third of the noise)."
+    yield (
+        "- **mix**: averages and draws by the least predicted noise, whatever the model (`--method mix`, of "
+        "checkpoints from the last fifth of their runs unless others have a third of the noise)."
+    )
     yield "- **auto − single** is taken seed by seed, so that its spread is not that of the training."
     yield ""
     for name, each in portfolios.items():
@@ -193,15 +213,20 @@ def _model(candidate: Document) -> str:
 
 
 def _averaging(portfolios: Document) -> Iterator[str]:
-    yield "Averages of finished models with [precision weights](plan.md), beside the least private model in them. By"
-    yield "[joint release](glossary.md#joint-release) an average costs a little more than that model does alone."
+    yield (
+        "Averages of finished models with [precision weights](plan.md), beside the least private model in them. By "
+        "[joint release](glossary.md#joint-release) an average costs a little more than that model does alone, so that "
+        "one that is no better is worth nothing. Averages of low-rank adapters are of each factor by itself, and a "
+        "product of averages is not the average of the products."
+    )
     yield ""
     for name, each in portfolios.items():
         counts = Counter(verdict(_over_single(average)[2]) for average in each["averages"])
         told = ", ".join(
             f"{word} in {counts[word]}" for word in ("better", "same", "worse", "undecided") if counts[word]
         )
-        yield f"- `{name}` ({STARTS[each['start']]}): {told} of {len(each['averages'])}."
+        overall = mean(mean(_over_single(average)[2]) for average in each["averages"])
+        yield f"- `{name}` ({STARTS[each['start']]}): {told} of {len(each['averages'])}, on average {_points(overall)}."
     yield ""
     yield "| portfolio | begins at | average of | ε | accuracy | least private of them | ε | accuracy | difference | |"
     yield "| --- | --- | --- | ---: | ---: | --- | ---: | ---: | ---: | --- |"
@@ -228,10 +253,10 @@ def _trained(results: Document) -> Iterator[str]:
     yield (
         f"Each portfolio: runs with σ = {noises} (named `s` and σ), Poisson batches of {scale['batch']} expected of "
         f"{scale['records']:,} private records, clip norm {scale['clip_norm']:g}, a constant rate, one start, four "
-        "checkpoints each (named `@` and the step); adjacency add_remove. Rates, the batch size and the number of "
-        "steps were chosen by a few trials on test images, before any plan was scored. Seeds differ in noise, in "
-        "batches and in random starts; test images, private images and the public starts are the same, so that what "
-        "other data would change is not in the ±."
+        "checkpoints each (named `@` and the step); [adjacency](glossary.md#adjacency) add_remove. Rates, the batch "
+        "size and the number of steps were chosen by how single models did in a few trials on test images, before a "
+        "plan of that portfolio was scored. Seeds differ in noise, in batches and in random starts; test images, "
+        "private images and the public starts are the same, so that what other data would change is not in the ±."
     )
     yield ""
     yield "| portfolio | model | begins at | rate | steps | ε of the finished models | seconds to train, a seed |"

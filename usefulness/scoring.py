@@ -34,8 +34,8 @@ def _rounded_up(value: float) -> float:
 def expected(probabilities: Sequence[float], accuracies: Sequence[Sequence[float]]) -> list[float]:
     """The accuracy of what is released, expected over the draw: one number a seed, of one list a candidate.
 
-    >>> expected([0.25, 0.75], [[0.8, 0.4], [0.6, 0.8]])
-    [0.65, 0.7]
+    >>> expected([0.25, 0.75], [[1.0, 0.0], [0.5, 0.75]])
+    [0.625, 0.5625]
     """
     return [
         math.fsum(p * accuracy for p, accuracy in zip(probabilities, of_seed, strict=True))
