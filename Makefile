@@ -11,10 +11,10 @@ INSTALLED := $(VENV)/.installed
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick check package bench soak reproduce audit examples chromium lint types imports clean
+.PHONY: help demo test quick check package bench soak reproduce usefulness audit examples chromium lint types imports clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 # The demo draws its report with plotly; it has no use for torch, matplotlib or the test tools.
 $(DEMO_INSTALLED): pyproject.toml constraints.txt
@@ -68,6 +68,9 @@ soak: $(INSTALLED)  ## a million broken inputs, two hundred killed releases, cro
 
 reproduce: $(INSTALLED)  ## every experiment again, into docs: about 75 minutes on two cores, and it can be interrupted
 	$(BIN)/python -m reproduction all -o docs
+
+usefulness: $(INSTALLED)  ## is a plan at least as good as the model one had? some 25 minutes, and it can be interrupted
+	$(BIN)/python -m usefulness
 
 audit: $(INSTALLED)  ## attack every scenario and write the table of docs/audit.md: some minutes
 	mkdir -p docs/audit

@@ -45,6 +45,7 @@ class Task:
     start: str = "random"  # where the initial weights come from: "random" or "public"
     physical_batch: int | None = None  # None: one linear layer, clipped without ever making its gradients
     feature_bound: float | None = None  # of the input of one linear layer, for hidden_state
+    who: str = "python -m reproduction"  # vouches for its runs
 
     @property
     def records(self) -> int:
@@ -135,7 +136,7 @@ def _train(task: Task, setup: Setup, directory: Path, noise_seed: int, progress:
         stopping="fixed",
         schedule="fixed",
         noise_seed=noise_seed,
-        who="python -m reproduction",
+        who=task.who,
     ) as recorder:
         for features, labels in _batches(task, setup, loader, optimizer):
             for group in optimizer.param_groups:
