@@ -81,9 +81,10 @@ def _truncated_losses(relation: str, ratio: float, rate: float) -> tuple[float, 
 
 def _log_mixed(rate: float, loss: float) -> float:
     """log(1 − q + q·e^loss), without overflow."""
+    if rate == 1:
+        return loss
     if loss > 1:
-        undrawn = math.log1p(-rate) if rate < 1 else -math.inf
-        return float(np.logaddexp(undrawn, math.log(rate) + loss))
+        return float(np.logaddexp(math.log1p(-rate), math.log(rate) + loss))
     return math.log1p(rate * math.expm1(loss))
 
 
