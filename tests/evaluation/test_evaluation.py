@@ -510,7 +510,8 @@ def test_an_interrupt_of_many_at_once_keeps_the_blocks_that_are_done(tmp_path: P
 
 
 SLOW = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are started with it ignored
 from dpmerge import Portfolio
 from dpmerge.evaluation.evaluate import evaluate
 from evaluation.scored_portfolios import mixtures, total

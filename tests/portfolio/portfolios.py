@@ -57,6 +57,7 @@ def manifest(run: str = "a", **overrides: Any) -> Document:
         "initial_weights": START,
         "tensors": {"trained": ["weight", "bias"], "frozen": ["embedding"], "initial": dict(INITIAL)},
         "tuning": "none",
+        "model": "linear",
         "recorded_by": {"how": "recorder"},
     }
     document |= overrides

@@ -95,14 +95,14 @@ class _Grid:
         if sum(count * spectra[step].beyond for step, count in composition.items()) > _NEGLIGIBLE:
             length = needed
             spectra = {step: all_frequencies(step, self._interval, self._direction, length) for step in composition}
-        spectrum, rounding = _composed(composition, spectra, length)
+        low, high = window
+        spectrum, rounding = _composed(composition, spectra, length, high - low + 1)
         centre = sum(count * self._steps[step].centre for step, count in composition.items())
         survives = sum(count * np.log1p(-self._steps[step].infinity) for step, count in composition.items())
         # Each discretised step adds its own error once (hybrid argument: exchanging one step for a distribution whose
         # divergence is at most s smaller changes the composition's by at most s).
         slack = rounding + sum(count * step.error for step, count in composition.items()) + 2 * _TAIL
         slack += summation_error(spectrum, self._interval, length)
-        low, high = window
         return ComposedLoss(
             interval=self._interval,
             first=low + centre,
@@ -136,11 +136,14 @@ class _Grid:
         return (*(2.0**exponents).tolist(), *(-(2.0**exponents)).tolist())
 
 
-def _composed(composition: Composition, spectra: Mapping[Step, StepSpectrum], length: int) -> tuple[Array, float]:
+def _composed(
+    composition: Composition, spectra: Mapping[Step, StepSpectrum], length: int, bins: int
+) -> tuple[Array, float]:
     """The spectrum of a composition as far as it is not negligible, and what rounding may take from any tail sum of it.
 
-    A tail sum of errors is at most the 2-norm of the error in the spectrum. The n-th power multiplies the error of one
-    step by n; a transform back, should there be one, errs by about u·log₂N relative to its 2-norm.
+    A sum of errors over the bins of a window is at most √bins times their 2-norm, which is that of the error in the
+    spectrum over √length. The n-th power multiplies the error of one step by n; a transform back, should there be one,
+    errs by about u·log₂N relative to its 2-norm.
     """
     logarithms = np.asarray(sum(count * spectra[step].logarithms for step, count in composition.items()))
     relevant = int(np.flatnonzero(logarithms.real > _NEGLIGIBLE)[-1]) + 1
@@ -148,4 +151,5 @@ def _composed(composition: Composition, spectra: Mapping[Step, StepSpectrum], le
     spectrum = np.exp(logarithms)
     powers = sum(count * spectra[step].error[:relevant] for step, count in composition.items())
     relative = powers + UNIT_ROUNDOFF * (4 * np.log2(length) + 2 * np.abs(logarithms))
-    return spectrum, float(np.sqrt(2) * np.linalg.norm(np.abs(spectrum) * relative))
+    error = np.sqrt(2) * np.linalg.norm(np.abs(spectrum) * relative)
+    return spectrum, float(np.sqrt(min(1.0, bins / length)) * error)

@@ -110,8 +110,8 @@ class PoissonStep(Step):
 
     @property
     def error(self) -> float:
-        """A step that is rarely drawn tells little, and rounding takes in proportion (measured: a tenth of this)."""
-        return STEP_ERROR if self.replace_one else min(STEP_ERROR, 1e-13 * self.sampling_rate + 1e-18)
+        """A step that is rarely drawn tells little, and rounding takes in proportion (measured: a fifth of this)."""
+        return STEP_ERROR if self.replace_one else min(STEP_ERROR, 5e-14 * self.sampling_rate + 1e-18)
 
     def renyi_divergence(self, orders: Array) -> Array | None:
         if self.replace_one:

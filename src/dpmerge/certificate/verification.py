@@ -16,7 +16,7 @@ from dpmerge.certificate.checks import Check, Verification, not_signed_for
 from dpmerge.certificate.dsse import CERTIFICATE_NAME, Certificate, read_certificate
 from dpmerge.certificate.model_card import CARD_NAME, model_card
 from dpmerge.certificate.output_files import file_checks
-from dpmerge.certificate.predicate import Predicate, derived, machine_error
+from dpmerge.certificate.predicate import Predicate, derived, is_numerical, machine_error
 from dpmerge.errors import DpmergeError, InvalidInputError
 from dpmerge.files import is_file, read_bytes
 from dpmerge.terms.documents import MISSING, differences, validated
@@ -84,6 +84,10 @@ def _follows(path: Path, certificate: Certificate, declared: Predicate) -> Itera
         yield Check("audit", None, (words,))
 
 
+LOOSER_GRID = 0.05
+"""By this share a cost that was composed on a grid may be stated larger than it comes out: grids become finer."""
+
+
 def declared_in(certificate: Certificate) -> Predicate:
     """What a certificate declares, by whoever made it."""
     content = _declared_part(certificate.content)
@@ -111,15 +115,15 @@ def _figures(certificate: Certificate, declared: Predicate) -> Check:
     stored = {
         name: value for name, value in certificate.content.items() if name not in _declared_part(certificate.content)
     }
-    wrong = list(_wrong(stored, computed))
+    wrong = list(_wrong(stored, computed, looser=LOOSER_GRID if is_numerical(declared.terms) else 0.0))
     return Check("guarantee", not wrong, tuple(wrong[:20]))
 
 
-def _wrong(stored: Any, computed: list[Any]) -> Iterator[str]:
-    """Where a stored value is none of the computed ones."""
+def _wrong(stored: Any, computed: list[Any], *, looser: float) -> Iterator[str]:
+    """Where a stored value is none of the computed ones, nor a cost that is larger by no more than a share."""
     found = [{place: value for place, _, value in differences(stored, each)} for each in computed]
     for place, said, value in differences(stored, computed[0]):
-        if not all(place in each for each in found):
+        if not all(place in each for each in found) or _is_looser(place, said, value, looser):
             continue
         if value is MISSING:
             yield f"{place} is in the certificate, and does not follow from its terms"
@@ -127,6 +131,13 @@ def _wrong(stored: Any, computed: list[Any]) -> Iterator[str]:
             yield f"{place} is missing"
         else:
             yield f"{place} is stated as {_short(said)}, and comes out as {_short(value)}"
+
+
+def _is_looser(place: str, said: Any, value: Any, share: float) -> bool:
+    """Whether a cost is stated that is above the one computed, but not by more than this share of it."""
+    if place.rpartition(".")[2] not in ("epsilon", "delta"):
+        return False
+    return isinstance(said, float) and isinstance(value, float) and value <= said <= value * (1 + share)
 
 
 def _short(value: Any) -> str:

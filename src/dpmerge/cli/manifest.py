@@ -172,7 +172,7 @@ def upgrade(
         typer.Option(
             "--set",
             metavar="FIELD=VALUE",
-            help="`stopping`, `schedule`, `record_losses`, `tensors.tied`, `ancestry.independent_of` or "
+            help="`stopping`, `schedule`, `record_losses`, `tensors.tied`, `model`, `ancestry.independent_of` or "
             "`mechanism.noise_on`; again for each.",
         ),
     ] = None,

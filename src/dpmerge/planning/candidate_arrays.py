@@ -57,6 +57,8 @@ class CandidateBatch:
         spread = self.rows**2 @ np.nan_to_num(variance) + np.asarray(self.release_noise) ** 2
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = spread / (self.rows @ np.nan_to_num(travelled)) ** 2
+        if any(r.noise is not None and r.noise.relative for r in self.checkpoints):
+            unknown |= np.asarray(self.release_noise) > 0  # in units of the weights, and so not comparable
         return np.where(unknown, np.nan, ratio)
 
     def deltas(self, epsilon: float) -> Array:

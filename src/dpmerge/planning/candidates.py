@@ -17,7 +17,7 @@ from dpmerge.accounting.mechanisms import DpSgd
 from dpmerge.accounting.profile import PrivacyProfile
 from dpmerge.accounting.rounding import json_number
 from dpmerge.errors import InvalidInputError, NoGuaranteeError
-from dpmerge.planning.noise_prediction import noise_to_signal
+from dpmerge.planning.noise_prediction import is_relative, noise_to_signal
 from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.terms.recipe import Recipe
 from dpmerge.terms.theorems import NAMED, Theorem
@@ -123,8 +123,14 @@ def candidate(portfolio: Portfolio, recipe: Recipe, *, delta: float, theorem: As
     if bound is None:
         raise NoGuaranteeError(f"{recipe}: {'; '.join(map(_shortcoming, bounds))}")
     checkpoints = combination.checkpoints
-    ratio = noise_to_signal(checkpoints, combination.weights, recipe.release_noise)
+    ratio = predicted_ratio(portfolio, combination, recipe.release_noise)
     return Candidate(recipe, bound, Exposure.of(checkpoints), ratio)
+
+
+def predicted_ratio(portfolio: Portfolio, combination: LinearCombination, release_noise: float) -> float | None:
+    """The noise-to-signal of a combination, as it is predicted for every checkpoint of this portfolio."""
+    relative = is_relative(run.mechanism for run in portfolio.runs)
+    return noise_to_signal(combination.checkpoints, combination.weights, release_noise, relative=relative)
 
 
 def linear_combination(portfolio: Portfolio, recipe: Recipe) -> LinearCombination:

@@ -27,6 +27,9 @@ from dpmerge.planning.usable_checkpoints import UsableCheckpoint, UsableCheckpoi
 from dpmerge.terms.guarantee import Guarantee
 from dpmerge.terms.recipe import Recipe
 
+MOST_TRIED = 200
+"""Checkpoints of sampled runs that are tried beside a look set."""
+
 
 @dataclass(frozen=True, eq=False)
 class LookSet:
@@ -101,11 +104,12 @@ def _support(batch: CandidateBatch, index: int) -> list[UsableCheckpoint]:
 def _extended(
     usable: UsableCheckpoints, target: Guarantee, chosen: list[UsableCheckpoint], accounting: Accounting
 ) -> list[UsableCheckpoint]:
-    """Whatever else fits the target, latest checkpoints first; sampled runs are not tried, each is a convolution."""
-    if not all(checkpoint.is_gaussian for checkpoint in chosen):
-        return chosen
-    for checkpoint in sorted(usable.checkpoints, key=lambda r: -r.epsilon):
-        if checkpoint.is_gaussian and np.isfinite(checkpoint.epsilon):
+    """Whatever else fits the target, the dearest checkpoints first; of sampled ones MOST_TRIED, each is composed."""
+    within = [r for r in usable.checkpoints if np.isfinite(r.epsilon) and r.epsilon <= target.epsilon]
+    composed = 0
+    for checkpoint in sorted(within, key=lambda r: -r.epsilon):
+        composed += not checkpoint.is_gaussian
+        if checkpoint.is_gaussian or composed <= MOST_TRIED:
             others = [other for other in chosen if other.run is not checkpoint.run]
             later = any(other.run is checkpoint.run and other.saved.step >= checkpoint.saved.step for other in chosen)
             if not later and _joint([*others, checkpoint], accounting, target.delta) <= target.epsilon:

@@ -28,6 +28,7 @@ from dpmerge.terms.release_terms import ReleaseTerms
 from dpmerge.terms.run_record import own_losses
 
 if TYPE_CHECKING:
+    from dpmerge.planning.single_checkpoint import SingleCheckpoint
     from dpmerge.planning.suggestions import Suggestion
 
 SCHEMA = "dpmerge/plan/v1"
@@ -66,6 +67,7 @@ class Plan:
     joint_epsilon: float | None = None  # of everything in the portfolio; None where there is no number
     left_out: Mapping[str, str] = field(default_factory=dict)
     non_private: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()  # of whoever made it
     passed_over: float | None = None  # the noise-to-signal that checkpoints auto did not use would have made possible
     request: Mapping[str, str] = field(default_factory=dict)  # the words a release of it was asked for in
     stated: ReleaseTerms | None = None  # the terms it was made of, where it was not searched for
@@ -255,6 +257,20 @@ class Plan:
 
         return explained(self)
 
+    @cached_property
+    def single_checkpoint(self) -> SingleCheckpoint | None:
+        """The least private finished checkpoint within the target: what there was before; None if none meets it."""
+        from dpmerge.planning.single_checkpoint import single_checkpoint
+
+        return single_checkpoint(self)
+
+    @cached_property
+    def notes(self) -> list[str]:
+        """What to know before releasing it: averages that may be poor, what was left out, a δ that is too large."""
+        from dpmerge.planning.plan_notes import plan_notes
+
+        return [*self.remarks, *plan_notes(self)]
+
     def suggestions(self) -> list[Suggestion]:
         """What one more run or checkpoint would save: plans up to eight times, so only when asked.
 
@@ -291,6 +307,8 @@ class Plan:
             "noise_to_signal": self.noise_to_signal,
             "joint_release_of_everything": joint,
             "above_joint_release": self.above_joint_release,
+            "single_checkpoint": None if self.single_checkpoint is None else self.single_checkpoint.document(),
+            "notes": self.notes,
             "dataset": self.portfolio.dataset,
             "unit": self.portfolio.unit,
             "adjacency": self.portfolio.adjacency.value,

@@ -105,6 +105,8 @@ class PlanFile(Strict):
     final: Any = Field(default=None, description=_DERIVED)
     noise_to_signal: Any = Field(default=None, description=_DERIVED)
     above_joint_release: Any = Field(default=None, description=_DERIVED)
+    single_checkpoint: Any = Field(default=None, description=_DERIVED)
+    notes: Any = Field(default=None, description=_DERIVED)
     caveats: Any = Field(default=None, description=_DERIVED)
 
     def plan(self, portfolio: Portfolio) -> Plan:

@@ -18,8 +18,8 @@ from dpmerge.accounting.rounding import format_up
 from dpmerge.console import PlainConsole
 from dpmerge.planning.candidates import Candidate
 from dpmerge.planning.plan import Plan
+from dpmerge.planning.single_checkpoint import compared
 from dpmerge.planning.suggestions import Suggestion
-from dpmerge.planning.usable_checkpoints import usable_checkpoints
 from dpmerge.terms.checkpoint_reference import CheckpointReference
 
 MOST_PARTS = 12
@@ -62,6 +62,8 @@ def print_plan(plan: Plan, suggested: Sequence[Suggestion] | None, console: Cons
     if suggested is not None:
         console.print(_suggested(plan, suggested))
     console.print(_choice(plan))
+    for note in plan.notes:
+        console.print(Text(f"\nNote: {note}", style="yellow"))
     console.print(Text("\nPremises, by who vouches for them", style="bold"))
     console.print(_premises(plan))
     if plan.caveats:
@@ -161,28 +163,22 @@ def _left(plan: Plan) -> Text:
     else:
         text.append("All of the budget is used.\n")
     if plan.noise_to_signal is not None:
-        text.append(f"Predicted noise-to-signal: {plan.noise_to_signal:.4g}{_compared(plan, plan.noise_to_signal)}.")
+        text.append(
+            f"Predicted noise-to-signal: {plan.noise_to_signal:.4g}{_passed_over(plan, plan.noise_to_signal)}.\n"
+        )
+    text.append(compared(plan, plan.single_checkpoint))
     return text
 
 
-def _compared(plan: Plan, ratio: float) -> str:
-    """How the plan compares with the best checkpoint that meets the target as it is, and with what auto left out."""
-    if plan.passed_over is not None and plan.passed_over < 0.99 * ratio:
-        return (
-            ". Checkpoints from the first 80 % of their runs were passed over: --method mix would use them, with "
-            f"{1 - plan.passed_over / ratio:.0%} less noise, but noise is not all"
-        )
-    fitting = [
-        (1 / checkpoint.noise.precision, checkpoint.name)
-        for checkpoint in usable_checkpoints(
-            plan.portfolio, plan.target.delta, non_private=plan.non_private
-        ).checkpoints
-        if checkpoint.noise is not None and checkpoint.noise.variance > 0 and checkpoint.epsilon <= plan.target.epsilon
-    ]
-    least, name = min(fitting, default=(0.0, ""))
-    if ratio < 0.995 * least:
-        return f", {1 - ratio / least:.0%} less than {name}, the best checkpoint within the target"
-    return ""
+def _passed_over(plan: Plan, ratio: float) -> str:
+    """What checkpoints that auto did not use would have made possible, and how to have them."""
+    if plan.passed_over is None or plan.passed_over >= 0.99 * ratio:
+        return ""
+    return (
+        f", {1 - plan.passed_over / ratio:.0%} more than with checkpoints from the first 80 % of their runs, which "
+        "were passed over: models may be unfinished there. Score both on public data (--evaluator), or have "
+        "--method mix use them"
+    )
 
 
 def _suggested(plan: Plan, suggested: Sequence[Suggestion]) -> Text:

@@ -8,7 +8,7 @@ Refuses: targets nothing in the portfolio meets, naming the smallest ε that som
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from dpmerge.accounting import validation
@@ -27,6 +27,8 @@ from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.terms.guarantee import Guarantee
 
 ObjectiveName = Literal["noise", "saturate"]
+
+NO_ROOM_TO_LOOK = "No model could be looked at within the target, so none was: chosen by predicted noise alone."
 
 
 def plan(
@@ -49,10 +51,12 @@ def plan(
         epsilon: The ε to meet.
         delta: The δ to meet it at.
         method: `select` one checkpoint at random, `combine` checkpoints into one, `mix` (draw either), or `auto`: mix,
-            but of checkpoints from the last part of their runs if the target can be met with them, and without a
-            draw, without locking runs and with fewer models where that costs at most 2 % of the score.
+            but of checkpoints from the last part of their runs if the target can be met with them; averages only of
+            linear or smooth models, or of networks trained on from one public start; and without a draw, without
+            locking runs and with fewer models where that costs at most 2 % of the score.
         objective: By what the best is told: `noise` (least predicted), `saturate` (spend the budget), a `Prior`, a
-            `PublicEvaluation` or a `PrivateValidation`.
+            `PublicEvaluation` or a `PrivateValidation`. By `auto` a charged `PublicEvaluation` without room to look at
+            anything within the target becomes `noise`, and the plan says so.
         theorem: How combinations are accounted for; `auto`: joint release wherever it serves.
         accounting: `pld` (privacy loss distributions, exact) or `rdp` (Rényi divergence).
         non_private: Runs without privacy that may be drawn, with a probability below δ.
@@ -74,13 +78,21 @@ def plan(
     usable = usable_checkpoints(portfolio, target.delta, non_private=non_private)
     if isinstance(objective, PrivateValidation):
         return private_selection_plan(usable, target, objective, method, theorem, accounting)
+    remarks: tuple[str, ...] = ()
     if isinstance(objective, PublicEvaluation) and objective.tuning == "charged":
-        return public_selection_plan(usable, target, objective, method, theorem, accounting)
+        try:
+            return public_selection_plan(usable, target, objective, method, theorem, accounting)
+        except TargetOutOfReachError:
+            if method != "auto" or objective.look is not None:
+                raise
+            objective, remarks = "noise", (NO_ROOM_TO_LOOK,)
+    if method == "auto" and theorem in ("auto", "joint_release"):
+        usable = usable.averaged_with_reason()
     rule = LeastNoise() if isinstance(objective, PublicEvaluation) else objective_named(objective)
     search = CandidateSearch.of(usable, target, rule, theorem, accounting, combining=method != "select")
     if isinstance(objective, PublicEvaluation):
         return unaccounted_plan(search, objective, method)
-    return _best(search, method)
+    return replace(_best(search, method), remarks=remarks)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,14 +127,16 @@ def release_alternatives(
     """
     _require(portfolio, target, method, "auto", "pld")
     usable = usable_checkpoints(portfolio, target.delta)
-    search = CandidateSearch.of(usable, target, objective_named(objective), "auto", "pld")
+    rule = objective_named(objective)
+    by_auto = CandidateSearch.of(usable.averaged_with_reason(), target, rule, "auto", "pld")
+    search = by_auto if method == "auto" else CandidateSearch.of(usable, target, rule, "auto", "pld")
     joint: Plan | TargetOutOfReachError
     try:
         joint = _best(search if method == "select" else search.by_joint_release(), method)
     except TargetOutOfReachError as error:
         joint = error
     try:
-        final = preferred(search)
+        final = preferred(by_auto)
     except NoGuaranteeError:
         final = None
     return ReleaseAlternatives(joint=joint, final=final)

@@ -14,12 +14,10 @@ from dpmerge.planning.candidate_search import SIMPLICITY, CandidateSearch, Metho
 from dpmerge.planning.objectives import LeastNoise
 from dpmerge.planning.plan import Plan
 from dpmerge.planning.selection_program import Mixture
-
-FINISHED = 0.8
-"""The share of a run's whole rate from which a checkpoint counts as trained."""
+from dpmerge.planning.single_checkpoint import FINISHED
 
 LESS_NOISE = 3.0
-"""How many times less noise makes up for checkpoints that are not."""
+"""How many times less noise makes up for checkpoints of linear and smooth models that are not finished."""
 
 
 def preferred(search: CandidateSearch) -> Plan:
@@ -39,7 +37,7 @@ def _among_trained(search: CandidateSearch, best: Mixture) -> CandidateSearch | 
     """The search among trained checkpoints alone; None where it is the same, meets no target or is too noisy.
 
     Only noise is predicted, and a checkpoint from the middle of its run may be far from where it was going: such ones
-    are used where nothing else meets the target, or with LESS_NOISE.
+    are used where nothing else meets the target, or with LESS_NOISE where noise is all that matters.
     """
     if not isinstance(search.objective, LeastNoise):
         return None
@@ -48,7 +46,9 @@ def _among_trained(search: CandidateSearch, best: Mixture) -> CandidateSearch | 
     if among is None:
         return None
     found = among.mixture(among.allowed("auto"), drawn=True, biased=True)
-    return among if found is not None and abs(found.score) <= LESS_NOISE * abs(best.score) else None
+    if found is None or (search.usable.noise_decides and abs(found.score) > LESS_NOISE * abs(best.score)):
+        return None
+    return among
 
 
 def _simplest(

@@ -24,9 +24,8 @@ from dpmerge.evaluation.evaluators import Evaluator, identity_of
 from dpmerge.evaluation.score_cache import ScoreCache
 from dpmerge.planning.analysis import Accounting
 from dpmerge.planning.candidate_search import Method, joint_epsilon, selected_profile
-from dpmerge.planning.candidates import AskedTheorem, Candidate, linear_combination
+from dpmerge.planning.candidates import AskedTheorem, Candidate, linear_combination, predicted_ratio
 from dpmerge.planning.look_set import LookSet, averageable, inside, look_set
-from dpmerge.planning.noise_prediction import noise_to_signal
 from dpmerge.planning.plan import Plan
 from dpmerge.planning.usable_checkpoints import UsableCheckpoints
 from dpmerge.terms.guarantee import Guarantee
@@ -130,7 +129,7 @@ def _best(usable: UsableCheckpoints, tried: Mapping[Recipe, float]) -> Recipe:
 
     def noise(recipe: Recipe) -> float:
         combination = linear_combination(usable.portfolio, recipe)
-        ratio = noise_to_signal(combination.checkpoints, combination.weights, recipe.release_noise)
+        ratio = predicted_ratio(usable.portfolio, combination, recipe.release_noise)
         return float("inf") if ratio is None else ratio
 
     highest = max(tried.values())
@@ -157,7 +156,7 @@ def look_set_plan(
     seen = [checkpoint.prefix for checkpoint in look.latest]
     bound = joint_release(LinearCombination(checkpoints=seen, weights=[1 / len(seen)] * len(seen)))
     combination = linear_combination(usable.portfolio, recipe)
-    ratio = noise_to_signal(combination.checkpoints, combination.weights, recipe.release_noise)
+    ratio = predicted_ratio(usable.portfolio, combination, recipe.release_noise)
     candidate = Candidate(recipe, bound, look.exposure, ratio)
     profile = selected_profile([candidate], [1.0], accounting)
     resolved = "select" if recipe.is_one_checkpoint else "combine"

@@ -18,7 +18,8 @@ from dpmerge.accounting.exposure import Checkpoint
 from dpmerge.accounting.gaussian import GaussianProfile, largest_mu
 from dpmerge.accounting.profile import PrivacyProfile
 from dpmerge.errors import DeltaOutOfReachError, InvalidInputError, NoGuaranteeError
-from dpmerge.planning.noise_prediction import NoisePrediction, predicted_noise
+from dpmerge.planning.averaging_reasons import averaged_with_reason, noise_decides
+from dpmerge.planning.noise_prediction import NoisePrediction, is_relative, predicted_noise
 from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.portfolio.recorded_runs import Run, SavedCheckpoint
 
@@ -58,6 +59,7 @@ class UsableCheckpoints:
     checkpoints: tuple[UsableCheckpoint, ...]
     left_out: Mapping[str, str]
     non_private: tuple[str, ...] = ()
+    with_reason: bool = False  # average only what there is reason to average
 
     def __getitem__(self, name: str) -> UsableCheckpoint:
         for checkpoint in self.checkpoints:
@@ -86,10 +88,20 @@ class UsableCheckpoints:
     def groups(self) -> tuple[tuple[tuple[UsableCheckpoint, ...], ...], ...]:
         """The checkpoints that may be averaged: group by group, in each run by run, by increasing step."""
         groups = []
-        for runs in self.portfolio.combinable():
+        for together in self.portfolio.combinable():
+            runs = averaged_with_reason(together) if self.with_reason else together
             if found := tuple(self._of_runs[run.id] for run in runs if run.id in self._of_runs):
                 groups.append(found)
         return tuple(groups)
+
+    def averaged_with_reason(self) -> UsableCheckpoints:
+        """The same, of which only those are averaged that there is reason to average."""
+        return replace(self, with_reason=True)
+
+    @property
+    def noise_decides(self) -> bool:
+        """Whether all runs are of models that noise alone keeps from being good."""
+        return all(map(noise_decides, self.portfolio.runs))
 
     def trained_to(self, share: float) -> UsableCheckpoints | None:
         """Only those that made at least this share of their run; None if that is all of them, or none."""
@@ -133,11 +145,12 @@ def usable_checkpoints(portfolio: Portfolio, delta: float, *, non_private: Colle
 def _all_accounted(portfolio: Portfolio, delta: float, non_private: Collection[str]) -> UsableCheckpoints:
     for name in non_private:
         portfolio.run(name)
+    relative = is_relative(run.mechanism for run in portfolio.runs)
     usable: list[UsableCheckpoint] = []
     left_out: dict[str, NoGuaranteeError | str] = {}
     for run in portfolio.runs:
         for saved in run.checkpoints:
-            found = _accounted(run, saved, delta, drawn_anyway=run.id in non_private)
+            found = _accounted(run, saved, delta, drawn_anyway=run.id in non_private, relative=relative)
             if isinstance(found, UsableCheckpoint):
                 usable.append(found)
             else:
@@ -150,7 +163,7 @@ def _all_accounted(portfolio: Portfolio, delta: float, non_private: Collection[s
 
 
 def _accounted(
-    run: Run, saved: SavedCheckpoint, delta: float, *, drawn_anyway: bool
+    run: Run, saved: SavedCheckpoint, delta: float, *, drawn_anyway: bool, relative: bool
 ) -> UsableCheckpoint | NoGuaranteeError | str:
     """One checkpoint with its cost, or why it is left out."""
     if saved.step == 0:
@@ -163,7 +176,7 @@ def _accounted(
         return reason
     if np.isinf(epsilon) and not drawn_anyway:
         return "not private, and not asked for by name"
-    noise = predicted_noise(prefix)
+    noise = predicted_noise(prefix, relative=relative)
     return UsableCheckpoint(run, saved, prefix, profile, epsilon, noise, _share_of_run(run, noise))
 
 

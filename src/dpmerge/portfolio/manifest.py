@@ -22,11 +22,13 @@ from dpmerge.accounting.one_shot_mechanisms import GaussianDp, GaussianRelease, 
 from dpmerge.errors import InvalidInputError, ManifestError, PortfolioError
 from dpmerge.files import LARGEST_DOCUMENT, read_bytes
 from dpmerge.portfolio.manifest_parts import (
+    MODEL_KIND,
     NOT_IN_STATEMENT,
     Amendment,
     Dataset,
     File,
     Metric,
+    ModelKind,
     NoiseRecord,
     SavedAs,
     Sha256,
@@ -89,6 +91,7 @@ class Manifest(Strict):
     stopping: Decided | None = Field(default=None, description=STOPPING)
     schedule: Decided | None = Field(default=None, description=SCHEDULE)
     record_losses: RecordLosses | None = Field(default=None, description=RECORD_LOSSES)
+    model: ModelKind | None = Field(default=None, description=MODEL_KIND)
     checkpoints: list[SavedAs] = Field(default_factory=list, description="a list of checkpoints in order of steps")
     finished: bool = Field(default=True, description="true or false: did the run end as planned?")
     recorded_by: RecordedBy = Field(description="an object with how")

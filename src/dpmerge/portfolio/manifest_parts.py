@@ -114,11 +114,15 @@ class SavedAs(Strict):
     metrics: list[Metric] = Field(default_factory=list, description="a list of metrics")
 
 
+ModelKind = Literal["linear", "smooth", "network"]
+"""What averages of models are worth depends on it; what they cost does not."""
+MODEL_KIND = '"linear" (one trained layer), "smooth" (nearly so) or "network": are averages of such models any good?'
+
 LaterField = Literal[
-    "stopping", "schedule", "record_losses", "mechanism.noise_on", "ancestry.independent_of", "tensors.tied"
+    "stopping", "schedule", "record_losses", "mechanism.noise_on", "ancestry.independent_of", "tensors.tied", "model"
 ]
 """What manifests of version 0.1 could not state, and `dpmerge manifest upgrade` adds."""
-NOT_IN_STATEMENT = frozenset({"tensors.tied"})
+NOT_IN_STATEMENT = frozenset({"tensors.tied", "model"})
 
 
 class Amendment(Strict):

@@ -103,6 +103,7 @@ _AFTER = {
     "ancestry.step": ("", "12"),
     "ancestry.independent_of": ("", "[adult-s32]"),
     "tuning": ("on what hyperparameters were tuned", "unknown"),
+    "model": ("left out, plans by auto do not average it, unless all started from one public checkpoint", "linear"),
 }
 _KEPT = {
     "tensors.trained": ("names of the tensors that the run trained", "[weight, bias]"),

@@ -87,8 +87,8 @@ def upgrade_manifests(
         files: Manifests, folders of one run or of several, or a `portfolio.yaml`.
         vouched_by: A person or team; certificates name them.
         values: What to state: `stopping`, `schedule`, `record_losses`, `tensors.tied`, `ancestry.independent_of`,
-            `mechanism.noise_on`. Without `tensors.tied`, weights that show that no two trained tensors are one weight
-            have it stated.
+            `mechanism.noise_on`, `model`. Without `tensors.tied`, weights that show that no two trained tensors are one
+            weight have it stated.
         ledger: The ledger that knows the runs, if it is not beside them.
         insecure_permissions: Read a ledger that everybody may write to.
 
@@ -193,6 +193,7 @@ def _possible(manifest: Manifest) -> list[str]:
         "mechanism.noise_on": isinstance(manifest.mechanism, GaussianReleaseFacts),
         "ancestry.independent_of": True,
         "tensors.tied": manifest.tensors is not None,
+        "model": True,
     }
     return [field for field in LATER_FIELDS if applies[field]]
 

@@ -24,7 +24,7 @@ from dpmerge.terms.mechanism_schema import SmoothnessFacts
 from dpmerge.terms.one_shot_schema import NonPrivateFacts
 from dpmerge.training.batches import Batches
 from dpmerge.training.fresh_run import require_fresh
-from dpmerge.training.linear_smoothness import derived_smoothness, warn_clipping
+from dpmerge.training.linear_smoothness import derived_smoothness, linear_layer, warn_clipping
 from dpmerge.training.loader_passes import LoaderObserver
 from dpmerge.training.manifest_writer import ManifestWriter, manifest_of
 from dpmerge.training.model_tensors import ModelTensors
@@ -87,6 +87,7 @@ class RecordingSession:
             "initial_weights": tensors.initial_weights,
             "tensors": tensors.facts(),
             "start_sample": tensors.start_sample,
+            "model": "network" if linear_layer(self._module)[0] is None else "linear",
             "tools": _tools(),
             **vouched.facts(),
         }
