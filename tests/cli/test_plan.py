@@ -179,7 +179,9 @@ BAD: dict[str, tuple[tuple[object, ...], int, str]] = {
     "an evaluator nobody has": (
         ("--objective", "public_evaluation", "--evaluator", "nobody.knows:this"), 2, "evaluator: got",
     ),
-    "an evaluator that is not used": (("--evaluator", PUBLIC), 2, "public_evaluation or private_validation"),
+    "an evaluator that is not used": (
+        ("--objective", "saturate", "--evaluator", PUBLIC), 2, "public_evaluation or private_validation",
+    ),
     "an evaluator without a name": (("--objective", "public_evaluation", "--evaluator", "json"), 2, "module:function"),
     "an npz that is not there": (
         ("--objective", "public_evaluation", "--evaluator", "linear:nowhere.npz"), 2, "nowhere.npz",

@@ -277,7 +277,9 @@ def test_what_auto_passes_over_is_said(mnist: dpm.Portfolio) -> None:
     made = dpm.plan(mnist, target(0.6))
     assert made.passed_over is not None
     assert made.passed_over == pytest.approx(dpm.plan(mnist, target(0.6), method="mix").noise_to_signal, rel=1e-6)
-    assert "--method mix would use them" in " ".join(str(made).split())
+    said = " ".join(str(made).split())
+    assert "which were passed over: models may be unfinished there" in said
+    assert "Score both on public data (--evaluator), or have --method mix use them" in said
 
 
 @pytest.mark.parametrize("who", ["", "  "])
