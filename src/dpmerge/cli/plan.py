@@ -45,8 +45,8 @@ def plan(
     objective: Annotated[
         str,
         typer.Option(
-            help="What is best: least predicted `noise`, `saturate` the budget, a `prior`, `public_evaluation`, or "
-            "`private_validation`."
+            help="What is best: least predicted `noise`, `saturate` the budget, a `prior`, `public_evaluation` (the "
+            "default with --evaluator), or `private_validation`."
         ),
     ] = "noise",
     theorem: Annotated[
