@@ -66,7 +66,7 @@ class StepSpectrum:
         logarithms = log_moduli + 1j * np.arctan2(excess.imag, 1 + excess.real)
         angles = 2 * np.pi / length * np.arange(excess.size)
         by_hand = sum(mass * np.minimum(abs(place) * angles, 2.0) for place, mass in masses.items())
-        transformed = np.log2(length) * np.linalg.norm(circle)
+        transformed = np.log2(length) * np.sqrt(np.einsum("j,j->", circle, circle))
         moduli = np.maximum(np.exp(log_moduli), 1e-300)
         rounded = (transformed + 8 * by_hand + 4 * np.abs(excess)) / moduli + 4 * np.abs(logarithms)
         return cls(logarithms, UNIT_ROUNDOFF * rounded, _beyond(far, masses, length, missing, frequencies))
@@ -114,12 +114,12 @@ def centre_of(pmf: LossPmf) -> int:
     2π however large n is.
     """
     indices = pmf.first + np.arange(pmf.probabilities.size)
-    return int(np.rint(np.dot(indices, pmf.probabilities) / pmf.probabilities.sum()))
+    return int(np.rint(np.einsum("j,j->", indices, pmf.probabilities) / pmf.probabilities.sum()))
 
 
 def variance_of(pmf: LossPmf, centre: int) -> float:
     """Around the centre."""
-    return float(np.dot((pmf.losses - centre * pmf.interval) ** 2, pmf.probabilities))
+    return float(np.einsum("j,j->", (pmf.losses - centre * pmf.interval) ** 2, pmf.probabilities))
 
 
 def cumulants_of(pmf: LossPmf, centre: int, orders: Array) -> Array:
@@ -135,6 +135,7 @@ def _cumulants_by_powers(pmf: LossPmf, centre: int, orders: Array) -> Array:
     """All orders by one product of matrices: the exponentials are powers of one number.
 
     Row a holds the losses from grid point a·_ROW on; what a whole row is multiplied by is added as a logarithm.
+    By einsum, here and below: the threads of BLAS wait for each other, for seconds on a busy machine.
     """
     rows = -(-pmf.probabilities.size // _ROW)
     padded = np.zeros(rows * _ROW)
@@ -142,7 +143,7 @@ def _cumulants_by_powers(pmf: LossPmf, centre: int, orders: Array) -> Array:
     largest_place = np.where(orders > 0, _ROW - 1, 0)  # in a row: exponents are relative to it, and so at most zero
     powers = np.exp(orders[:, np.newaxis] * pmf.interval * (np.arange(_ROW) - largest_place[:, np.newaxis]))
     with np.errstate(divide="ignore"):
-        within = np.log(padded.reshape(rows, _ROW) @ powers.T)
+        within = np.log(np.einsum("rj,oj->ro", padded.reshape(rows, _ROW), powers))
     first = pmf.first - centre + _ROW * np.arange(rows)[:, np.newaxis] + largest_place
     return np.asarray(logsumexp(within + orders * pmf.interval * first, axis=0))
 
@@ -151,7 +152,7 @@ def _cumulant(pmf: LossPmf, centre: int, order: float) -> float:
     occupied = pmf.probabilities > 0
     exponents = order * (pmf.losses[occupied] - centre * pmf.interval)
     largest = exponents.max()
-    return float(largest + np.log(np.dot(pmf.probabilities[occupied], np.exp(exponents - largest))))
+    return float(largest + np.log(np.sum(pmf.probabilities[occupied] * np.exp(exponents - largest))))
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,10 +7,11 @@ Refuses: portfolios without a usable checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -60,6 +61,7 @@ class UsableCheckpoints:
     left_out: Mapping[str, str]
     non_private: tuple[str, ...] = ()
     with_reason: bool = False  # average only what there is reason to average
+    computed: dict[tuple[object, ...], Any] = field(default_factory=dict, repr=False)  # shared by all parts
 
     def __getitem__(self, name: str) -> UsableCheckpoint:
         for checkpoint in self.checkpoints:
@@ -112,7 +114,16 @@ class UsableCheckpoints:
         """μ² of a Gaussian cost, or of the Gaussian with the same ε at δ: additive, to compare and never to certify."""
         if isinstance(checkpoint.profile, GaussianProfile):
             return checkpoint.profile.mu**2
-        return largest_mu(checkpoint.epsilon, self.delta) ** 2
+        found: float = self.remembered(
+            ("squared_mu", checkpoint.name), lambda: largest_mu(checkpoint.epsilon, self.delta) ** 2
+        )
+        return found
+
+    def remembered(self, key: tuple[object, ...], compute: Callable[[], Any]) -> Any:
+        """What was computed under a key before, by whatever part of these checkpoints; else what `compute` gives."""
+        if key not in self.computed:
+            self.computed[key] = compute()
+        return self.computed[key]
 
 
 def usable_checkpoints(portfolio: Portfolio, delta: float, *, non_private: Collection[str] = ()) -> UsableCheckpoints:

@@ -94,8 +94,13 @@ def _covered_of_run(
     usable: UsableCheckpoints, theorem: AskedTheorem, of_run: tuple[UsableCheckpoint, ...], by_name: bool
 ) -> tuple[UsableCheckpoint, ...]:
     """If a later checkpoint is covered, so are the earlier ones."""
+
+    def covers(checkpoint: UsableCheckpoint) -> bool:
+        key = ("covers", theorem, by_name, checkpoint.name)
+        return bool(usable.remembered(key, lambda: _covers(usable, theorem, [checkpoint], by_name)))
+
     for last in reversed(range(len(of_run))):
-        if _covers(usable, theorem, of_run[last : last + 1], by_name):
+        if covers(of_run[last]):
             return of_run[: last + 1]
     return ()
 
