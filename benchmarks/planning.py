@@ -17,6 +17,7 @@ from rich.table import Table
 from benchmarks.accounting import timed
 from dpmerge import Guarantee, Portfolio, plan
 from dpmerge.accounting.renyi import DEFAULT_ORDERS
+from dpmerge.accounting.validation import Array
 from dpmerge.evaluation.evaluate import evaluate
 from dpmerge.evaluation.evaluators import Evaluator, load_evaluator
 from dpmerge.evaluation.merged_model import Tensors
@@ -36,6 +37,13 @@ def run(console: Console) -> dict[str, float]:
     ratios: dict[str, float] = {}
     console.print("\n[bold]planning[/]: 12 runs × 10 checkpoints, objective noise, no model looked at")
     console.print(_plans())
+    console.print(
+        "\n[bold]sampled[/]: 12 Poisson runs × 10 checkpoints, σ 0.6 to 2, q 0.002, 20,000 steps, δ 1e-6; "
+        "the peer composes all 12 once"
+    )
+    console.print(_sampled_plans(ratios))
+    console.print("\n[bold]many runs[/]: full batch, one checkpoint each")
+    console.print(_many_runs())
     console.print("\n[bold]heatmap[/]: ε at 5,151 points of the simplex of three models, four panels")
     console.print(_heatmaps(ratios))
     console.print("\n[bold]scores[/]: 1,000 averages of 20 linear models on 1,000 images")
@@ -54,6 +62,48 @@ def _plans() -> Table:
                 seconds = timed(lambda p=portfolio, t=target, m=method: plan(p, t, method=m))  # type: ignore[misc]
                 kind = "smooth (hidden_state applies)" if smooth else "any model"
                 table.add_row(kind, f"{epsilon:g}", method, f"{seconds:.2f} s")
+    return table
+
+
+def _sampled_plans(ratios: dict[str, float]) -> Table:
+    table = _table("what", "ours", "dp_accounting, one composition (h = 1e-3)", "ratio")
+    levels = np.geomspace(0.6, 2, 12)
+    portfolio = _sampled(levels, range(2000, 20001, 2000))
+    peer = timed(lambda: _peer_composition(levels, 20_000), repeats=1)
+    first = timed(lambda: plan(portfolio, epsilon=4.0, delta=1e-6), repeats=1)
+    further = [timed(lambda e=e: plan(portfolio, epsilon=e, delta=1e-6), repeats=1) for e in (2.0, 3.0, 6.0)]  # type: ignore[misc]
+    small = _sampled(np.geomspace(0.8, 2, 4), range(100, 401, 100), steps=400)
+    little = timed(lambda: plan(small, epsilon=2.0, delta=DELTA), repeats=1)
+    for what, seconds in (
+        ("the first plan", first),
+        ("a further target (the slowest of three)", max(further)),
+        ("4 runs × 4 checkpoints of 400 steps", little),
+    ):
+        ratios[f"sampled, {what}"] = peer / seconds
+        table.add_row(what, f"{seconds:.2f} s", f"{peer:.2f} s", f"{peer / seconds:.2g}")
+    return table
+
+
+def _sampled(levels: Array, kept: range, steps: int = 20_000) -> Portfolio:
+    return ladder(len(levels), kept, noise=levels.tolist(), steps=steps, sampling_rate=0.002, adjacency="add_remove")
+
+
+def _peer_composition(levels: Array, steps: int) -> None:
+    everything = None
+    for sigma in levels.tolist():
+        step = dp_pld.from_gaussian_mechanism(sigma, sampling_prob=0.002, value_discretization_interval=1e-3)
+        run = step.self_compose(steps)
+        everything = run if everything is None else everything.compose(run)
+    assert everything is not None
+    everything.get_epsilon_for_delta(1e-6)
+
+
+def _many_runs() -> Table:
+    table = _table("runs", "ours")
+    for count in (250, 500, 1000):
+        portfolio = ladder(count, noise=np.geomspace(32, 512, count).tolist())
+        seconds = timed(lambda p=portfolio: plan(p, epsilon=1.0, delta=1e-6), repeats=1)  # type: ignore[misc]
+        table.add_row(f"{count:,}", f"{seconds:.2f} s")
     return table
 
 

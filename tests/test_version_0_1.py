@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import shutil
 from pathlib import Path
@@ -149,3 +150,22 @@ def test_a_release_pending_since_0_1_is_not_drawn_again_until_abandoned(home: Pa
 
 def _cheap() -> tuple[str, ...]:
     return ("--epsilon", "8", "--delta", "1e-5")
+
+
+@pytest.mark.parametrize(
+    ("factor", "fails"), [(1.0, False), (1.02, False), (0.999, True), (1.2, True)],
+    ids=["as written", "by a coarser grid", "too small", "much too large"],
+)  # fmt: skip
+def test_a_cost_composed_on_a_coarser_grid_may_be_larger_and_never_smaller(
+    home: Path, factor: float, fails: bool
+) -> None:
+    """Finer grids came later; a cost that is stated a little larger than it comes out claims nothing untrue."""
+    file = home / "releases" / "sampled" / "privacy-certificate.json"
+    envelope = json.loads(file.read_text())
+    statement = json.loads(base64.b64decode(envelope["payload"]))
+    point = statement["predicate"]["profile"]["epsilonAtDelta"][3]
+    point["epsilon"] = round(point["epsilon"] * factor, 6)
+    envelope["payload"] = base64.b64encode(json.dumps(statement).encode()).decode()
+    file.write_text(json.dumps(envelope))
+    checks = {check.name: check for check in dpm.verify(home / "releases" / "sampled").checks}
+    assert (checks["guarantee"].passed is False) == fails

@@ -251,3 +251,34 @@ def test_two_steps_agree_with_quadrature() -> None:
         truth = tilted_convolution.two_step_delta(0.5, relation, 1.0, 0.2)  # type: ignore[arg-type]
         assert profile.deltas(0.5)[side] == pytest.approx(truth, rel=1e-4)
         assert profile.deltas(0.5)[side] >= truth * (1 - 1e-6)
+
+
+@pytest.mark.parametrize(("sigma", "q", "steps"), [(1.0, 1e-6, 10**7), (2.0, 1e-4, 10**6)])
+def test_rarely_drawn_steps_may_be_composed_ten_million_times(sigma: float, q: float, steps: int) -> None:
+    """Nothing of order one is rounded: what a step of this kind adds to δ is far below a double's last digit."""
+    profile = LossDistributionProfile.of({sampled(sigma, q): steps})
+    assert profile.least_delta < 2e-7
+    addition = profile._composed[1].epsilon(1e-6)
+    truth = tilted_convolution.epsilon_bounds(1e-6, "add", sigma, q, steps)
+    assert truth.lower <= addition <= truth.upper * 1.01
+    assert profile.epsilon(1e-6) >= addition
+
+
+def test_few_points_and_many_are_the_same_divergence() -> None:
+    """One is a sum over frequencies, the other one over the distribution itself."""
+    many = LossDistributionProfile.of({sampled(0.8, 0.01): 500, sampled(2.0, 0.01): 500})
+    points = np.linspace(-1.0, 8.0, 200)
+    for side in many._composed:
+        one_by_one = np.array([float(side._by_frequencies(np.asarray(point))) for point in points])
+        np.testing.assert_allclose(one_by_one, side._by_tail_sums(points), rtol=1e-9, atol=side.slack)
+
+
+def test_the_grids_of_one_composition_do_not_depend_on_what_was_composed_before() -> None:
+    step, other = sampled(1.0, 0.01), sampled(0.7, 0.002)
+    first = LossDistributionProfile.of({step: 300, other: 4000}).epsilon(1e-5)
+    for count in (1, 10, 5000):
+        LossDistributionProfile.of({other: count}).epsilon(1e-5)
+    from dpmerge.accounting import loss_distribution
+
+    loss_distribution._composition.cache_clear()
+    assert LossDistributionProfile.of({step: 300, other: 4000}).epsilon(1e-5) == first

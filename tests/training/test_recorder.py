@@ -26,7 +26,19 @@ from torch.optim import SGD, Adam, lr_scheduler
 from dpmerge.accounting import DpSgd, LinearCombination, RenyiProfile, joint_release, last_step
 from dpmerge.errors import RecordingError
 from dpmerge.training import Recorder
-from training.loops import QUIET, Private, Truth, data, logical_steps, mlp, private, recorded, same_records, watched
+from training.loops import (
+    CLASSES,
+    QUIET,
+    Private,
+    Truth,
+    data,
+    logical_steps,
+    mlp,
+    private,
+    recorded,
+    same_records,
+    watched,
+)
 
 pytestmark = [pytest.mark.filterwarnings(rule) for rule in QUIET]
 
@@ -502,3 +514,17 @@ def test_steps_with_closures_are_recorded(tmp_path: Path) -> None:
         for inputs, targets in run.loader:
             run.optimizer.step(lambda inputs=inputs, targets=targets: run.backward(inputs, targets))
     assert recorder.steps == 4
+
+
+def test_the_kind_of_model_is_recorded(tmp_path: Path) -> None:
+    """Plans average linear models by themselves, and networks only from one public start."""
+    size = data()[0][0].numel()
+    frozen = nn.Sequential(nn.Linear(size, size), nn.Flatten(), nn.Linear(size, CLASSES))
+    frozen[0].requires_grad_(False)
+    models = {"linear": [nn.Linear(size, CLASSES), frozen], "network": [mlp()]}
+    for kind, made in models.items():
+        for place, model in enumerate(made):
+            run = private(model)
+            with recorded(run, tmp_path / f"{kind}-{place}") as recorder:
+                run.train(1)
+            assert recorder.manifest().model == kind
