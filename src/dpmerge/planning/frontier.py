@@ -17,15 +17,18 @@ from pathlib import Path
 import numpy as np
 
 from dpmerge.accounting import validation
+from dpmerge.accounting.renyi import Conversion
 from dpmerge.accounting.validation import Array
 from dpmerge.errors import InvalidInputError, NoGuaranteeError
 from dpmerge.evaluation.evaluation_progress import Progressed
 from dpmerge.evaluation.evaluators import Evaluator, load_evaluator
 from dpmerge.evaluation.score_cache import ScoreCache
 from dpmerge.planning.analysis import Analysis, Edge, Face, InputModel, Recommendation
+from dpmerge.planning.asked_accounting import known_conversion
 from dpmerge.planning.candidate_arrays import CandidateBatch
 from dpmerge.planning.candidate_search import CandidateSearch, joint_epsilon
 from dpmerge.planning.candidates import AskedTheorem, require_theorem
+from dpmerge.planning.checkpoint_choice import AskedCheckpoints, asked_checkpoints
 from dpmerge.planning.frontier_curves import FrontierCurves, Scoring, Utilities
 from dpmerge.planning.objectives import LeastNoise
 from dpmerge.planning.plan import Plan
@@ -50,6 +53,8 @@ def frontier(
     cache: ScoreCache | str | Path | None = None,
     executor: Executor | None = None,
     theorem: AskedTheorem = "auto",
+    conversion: Conversion = "improved",
+    checkpoints: AskedCheckpoints = "all",
     faces: Sequence[Sequence[str]] | None = None,
     targets: int = 24,
     progress: Progressed | None = None,
@@ -65,6 +70,8 @@ def frontier(
         cache: Where scores are kept as they arrive; *not for release*.
         executor: Where merges are scored; without one they are scored one after the other.
         theorem: By which theorem sweeps account for combinations; `auto`: the tightest that is proved.
+        conversion: How Rényi divergences become an ε: `improved`, or `classic`, the paper's.
+        checkpoints: Those that may be used: `all`, `final` (the last one kept of each run), or names, run@step.
         faces: Triples (or pairs) of checkpoints, run@step, whose mixtures are swept; by default the least private ones
             and models of different cost.
         targets: For how many targets plans are recommended.
@@ -87,16 +94,17 @@ def frontier(
     require_theorem(theorem)
     validation.integer("targets", targets, least=2, most=200)
     scoring = _scoring(evaluator, evaluations, cache, executor)
-    usable = usable_checkpoints(portfolio, delta)
+    known_conversion(conversion)
+    usable = asked_checkpoints(usable_checkpoints(portfolio, delta), checkpoints)
     triples, pairs = _swept(usable, faces)
-    swept_faces = tuple(face(usable, three, theorem=theorem) for three in triples)
-    swept_edges = tuple(edge(usable, two, theorem=theorem) for two in pairs)
+    swept_faces = tuple(face(usable, three, theorem=theorem, conversion=conversion) for three in triples)
+    swept_edges = tuple(edge(usable, two, theorem=theorem, conversion=conversion) for two in pairs)
     _require_covered(theorem, swept_faces, swept_edges)
     joint = joint_epsilon(portfolio, delta)
     grid = _epsilons(usable, joint, points=4 * targets)
     searches = [_search(usable, epsilon, "auto") for epsilon in np.geomspace(grid[0], grid[-1], BUDGETS)]
     plans = list(_plans(usable, grid[:: len(grid) // targets or 1], progress))
-    curves = FrontierCurves.of(usable, searches, _assumed(usable, grid), plans, scoring)
+    curves = FrontierCurves.of(usable, searches, _assumed(usable, grid), plans, scoring, conversion)
     return Analysis(
         title=f"{len(portfolio.runs)} runs on {portfolio.dataset}",
         subtitle=f"unit of privacy: {portfolio.unit}; {portfolio.adjacency}; δ = {delta:g}",
