@@ -155,14 +155,15 @@ class FrontierCurves:
 
     def curves(self, grid: Array) -> Iterator[Curve]:
         for accounting in ACCOUNTINGS:
-            yield self._curve(f"random selection, {accounting.upper()}", "select", accounting, grid)
+            yield self.curve(f"random selection, {accounting.upper()}", "select", accounting, grid)
         for accounting in ACCOUNTINGS:
-            yield self._curve(f"linear combination, {accounting.upper()}", "combine", accounting, grid)
-        yield self._curve("mixture of both, PLD", "mix", "pld", grid)
+            yield self.curve(f"linear combination, {accounting.upper()}", "combine", accounting, grid)
+        yield self.curve("mixture of both, PLD", "mix", "pld", grid)
         if self.assumed:
-            yield self._curve("linear combination by merged_trajectory", "combine", "pld", grid, assumed=True)
+            yield self.curve("linear combination by merged_trajectory", "combine", "pld", grid, assumed=True)
 
-    def _curve(self, name: str, method: str, accounting: Accounting, grid: Array, *, assumed: bool = False) -> Curve:
+    def curve(self, name: str, method: str, accounting: Accounting, grid: Array, *, assumed: bool = False) -> Curve:
+        """One frontier: random selection by its exact program over the models, averages by the best of those here."""
         batches = (self.singles,) if method == "select" else (self.singles, *self.combined)
         if assumed:
             batches = (self.singles, *self.combined, *self.assumed)
