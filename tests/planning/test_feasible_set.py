@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import sys
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,13 @@ import dpmerge as dpm
 from dpmerge import Portfolio, feasible_set
 from dpmerge import accounting as dp
 from dpmerge.cli import app
-from dpmerge.errors import InvalidInputError, NoGuaranteeError, NotCombinableError, TargetOutOfReachError
+from dpmerge.errors import (
+    InvalidInputError,
+    MissingExtraError,
+    NoGuaranteeError,
+    NotCombinableError,
+    TargetOutOfReachError,
+)
 from dpmerge.planning.feasible_set import FeasibleSet
 from dpmerge.planning.selection_polytope import SelectionPolytope
 from dpmerge.report.feasible_plot import feasible_drawing, write_feasible_picture
@@ -291,6 +298,25 @@ def test_a_set_of_any_number_of_models_is_drawn(count: int) -> None:
         assert some.plot(grid=0.1).data
 
 
+def test_without_plotly_a_plot_is_refused_in_one_line(mnist: Portfolio, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
+    with pytest.raises(MissingExtraError, match=r"dpmerge\[report\]"):
+        found(mnist).plot(grid=0.1)
+
+
+def test_models_without_a_renyi_curve_have_no_set_by_it() -> None:
+    unknown = {name: (run_document(name, noise_multiplier=1.0, sampling_rate=0.1), [20]) for name in "ab"}
+    with pytest.raises(NoGuaranteeError, match="use pld"):
+        feasible_set(portfolio(unknown), epsilon=9.0, delta=DELTA, accounting="rdp")
+
+
+def test_checkpoints_of_one_run_are_averaged_by_joint_release_alone(mnist: Portfolio) -> None:
+    one_run = found(mnist, method="combine", epsilon=1.2, checkpoints="c2-s32@8,c2-s32@20")
+    assert one_run.theorems == ("joint_release",)
+    latest = one_run.models[1].epsilon
+    assert one_run.epsilons([[0.5, 0.5]])[0] == pytest.approx(latest, rel=1e-9)
+
+
 def test_a_row_no_theorem_prices_is_infinite_and_no_member(mnist: Portfolio, monkeypatch: pytest.MonkeyPatch) -> None:
     some = found(mnist, method="combine")
     nothing = (np.full(3, np.nan), "no theorem", False)
@@ -431,6 +457,7 @@ def test_a_plan_of_final_checkpoints_uses_no_others(mnist: Portfolio) -> None:
         }
         assert made.asked["checkpoints"] == checkpoints
         assert "c2-s32@8" in made.left_out
+        assert isinstance(made.suggestions(), list | tuple)
 
 
 def test_a_conversion_is_refused_where_there_is_none(mnist: Portfolio) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dpmerge.report.feasible_table import FeasibleTable
 
 MOST_CORNERS = 20
-"""Printed; the rest is in the table."""
+"""Printed; the rest is in the JSON."""
 
 
 def feasible(
@@ -116,3 +116,5 @@ def _print(table: FeasibleTable) -> None:
     for corner in corners[:MOST_CORNERS] if len(found.parts) == 1 else ():
         shares = zip(found.names, corner.tolist(), strict=True)
         say("    " + ", ".join(f"{share:.6g} {name}" for name, share in shares if share > 0))
+    if len(found.parts) == 1 and len(corners) > MOST_CORNERS:
+        say(f"    and {len(corners) - MOST_CORNERS} more: --json lists them")

@@ -34,7 +34,7 @@ def asked_checkpoints(usable: UsableCheckpoints, asked: AskedCheckpoints) -> Usa
     >>> from dpmerge import Portfolio
     >>> from dpmerge.planning.usable_checkpoints import usable_checkpoints
     >>> usable = usable_checkpoints(Portfolio.load("examples/mnist", contents=False), 1e-5)
-    >>> [len(asked_checkpoints(usable, asked).checkpoints) for asked in ("all", "final", "c2-s32@5,c2-s64@20")]
+    >>> [len(asked_checkpoints(usable, asked).checkpoints) for asked in ("all", "final", "c2-s32@8,c2-s64@20")]
     [20, 11, 2]
     """
     if asked == "all":

@@ -191,10 +191,15 @@ class FeasibleSet:
     def contains(self, vectors: npt.ArrayLike) -> npt.NDArray[np.bool_]:
         """Which rows meet the target, asked of the accounting itself."""
         rows = validation.simplex_rows("vectors", vectors, len(self.models))
-        if self.method == "select" and self.accounting == "pld":
+        if self._is_linear:
             profiles = [model.profile for model in self.models]
             return selection_feasible(profiles, rows, self.target.epsilon, self.target.delta)
         return np.asarray(self._costs(rows) <= self.target.epsilon)
+
+    @property
+    def _is_linear(self) -> bool:
+        """Whether membership is two inner products, which need no ε to be solved for."""
+        return self.method == "select" and self.accounting == "pld"
 
     def epsilons(self, vectors: npt.ArrayLike, *, progress: Progressed | None = None) -> Array:
         """ε at the target's δ of each row, feasible or not; at most the target's exactly where `contains` says so."""
@@ -205,7 +210,8 @@ class FeasibleSet:
             # What meets the target costs at most that; what does not is shown above it, whichever way it rounds.
             within, above = self.target.epsilon, np.nextafter(self.target.epsilon, np.inf)
             costs = self._costs(part)
-            found.append(np.where(self.contains(part), np.minimum(costs, within), np.maximum(costs, above)))
+            inside = self.contains(part) if self._is_linear else costs <= within
+            found.append(np.where(inside, np.minimum(costs, within), np.maximum(costs, above)))
             if progress is not None:
                 progress(min(start + _CHUNK, len(rows)), len(rows))
         return np.concatenate(found) if found else np.zeros(0)

@@ -85,7 +85,8 @@ def _chart(drawing: Drawing, found: FeasibleSet) -> Chart:
 
 def _line(found: FeasibleSet, grid: float, name: str) -> Plot:
     rows = found.grid(grid)
-    costs, inside = found.epsilons(rows), found.contains(rows)
+    costs = found.epsilons(rows)
+    inside = costs <= found.target.epsilon
     first, second = (wording.short(each) for each in found.names)
     sides = (
         ("meets the target", np.where(inside, costs, np.nan), COLOURS[found.method]),
@@ -111,7 +112,8 @@ def _line(found: FeasibleSet, grid: float, name: str) -> Plot:
 def _triangle(found: FeasibleSet, grid: float, name: str) -> Heatmaps:
     rows = found.grid(grid)
     parts = round(1 / grid)
-    costs = np.where(found.contains(rows), found.epsilons(rows), np.nan)
+    costs = found.epsilons(rows)
+    costs = np.where(costs <= found.target.epsilon, costs, np.nan)
     panel = np.full((parts + 1, parts + 1), np.nan)
     place = np.rint(rows * parts).astype(int)
     panel[place[:, 1], place[:, 0]] = costs
