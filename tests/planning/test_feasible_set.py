@@ -26,10 +26,13 @@ from dpmerge.errors import (
     NotCombinableError,
     TargetOutOfReachError,
 )
+from dpmerge.planning.candidates import candidate
 from dpmerge.planning.feasible_set import FeasibleSet
 from dpmerge.planning.selection_polytope import SelectionPolytope
+from dpmerge.planning.selection_program import best_mixture
 from dpmerge.report.feasible_plot import feasible_drawing, write_feasible_picture
 from dpmerge.report.feasible_table import FeasibleTable
+from dpmerge.terms.recipe import Recipe
 from planning.synthetic import ladder, portfolio, run_document
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -185,14 +188,12 @@ def test_corners_of_real_sets_are_where_linear_programs_end(mnist: Portfolio, sa
         rng = np.random.default_rng(5)
         for score in rng.standard_normal((20, len(drawn.models))):
             best = max(drawn.vertices @ score)
-            by_program = dp_best(part, score)
+            by_program = program_best(part, score)
             assert best == pytest.approx(by_program, abs=1e-7)
 
 
-def dp_best(part: SelectionPolytope, score: np.ndarray[Any, Any]) -> float:
+def program_best(part: SelectionPolytope, score: np.ndarray[Any, Any]) -> float:
     """By the planner's own program, which is tested against others elsewhere."""
-    from dpmerge.planning.selection_program import best_mixture
-
     mixture = best_mixture(np.vstack([part.coefficients, part.coefficients])[:2], score, part.limit)
     assert mixture is not None
     return mixture.score
@@ -228,6 +229,16 @@ def test_membership_of_weights_is_what_the_theorem_says(mnist: Portfolio, theore
     assert merged.epsilons(rows) == pytest.approx(costs, rel=1e-8)
     assert merged.contains(rows).tolist() == [cost <= 1.3 for cost in costs]
     assert (theorem == "merged_trajectory") == bool(merged.banner)
+
+
+def test_weights_cost_what_a_candidate_of_theirs_does_under_every_proved_theorem() -> None:
+    smooth = ladder(3, noise=[16.0, 32.0, 64.0], smooth=True)
+    merged = feasible_set(smooth, epsilon=1.5, delta=DELTA, method="combine")
+    assert merged.theorems == ("joint_release", "last_step", "hidden_state")
+    rows = np.vstack([RANDOM[:10], np.eye(3), [[0.0, 0.02, 0.98], [0.01, 0.0, 0.99]]])
+    for row, cost in zip(rows, merged.epsilons(rows), strict=True):
+        stated = Recipe.of(zip(merged.names, row.tolist(), strict=True))
+        assert cost == pytest.approx(candidate(smooth, stated, delta=DELTA).profile.epsilon(DELTA), rel=1e-7)
 
 
 @pytest.mark.parametrize("method", ["select", "combine"])

@@ -17,9 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dpmerge.accounting import validation
-from dpmerge.accounting.profile import SUM_ROUNDING
 from dpmerge.accounting.random_selection import selection_feasible
-from dpmerge.accounting.renyi import DEFAULT_ORDERS, Conversion, RenyiProfile, renyi_penalty
+from dpmerge.accounting.renyi import Conversion
 from dpmerge.accounting.rounding import json_number
 from dpmerge.accounting.validation import Array
 from dpmerge.errors import InvalidInputError, NoGuaranteeError, TargetOutOfReachError
@@ -30,7 +29,7 @@ from dpmerge.planning.candidate_search import require_method
 from dpmerge.planning.candidates import THEOREM_NAMES, AskedTheorem, candidate
 from dpmerge.planning.checkpoint_choice import AskedCheckpoints, asked_checkpoints
 from dpmerge.planning.feasible_weights import lattice
-from dpmerge.planning.selection_polytope import SelectionPolytope
+from dpmerge.planning.selection_polytope import SelectionPolytope, exact_polytope, renyi_polytopes
 from dpmerge.planning.simplex_sweeps import combined_epsilons, proved, selected_epsilons
 from dpmerge.planning.usable_checkpoints import UsableCheckpoint, UsableCheckpoints, usable_checkpoints
 from dpmerge.portfolio.portfolio import Portfolio
@@ -170,17 +169,8 @@ class FeasibleSet:
             raise InvalidInputError("method", self.method, "select: weights that meet a target are no polytope")
         profiles = [model.profile for model in self.models]
         if self.accounting == "pld":
-            # A hair more than `contains` allows for, so that every corner is a member there too.
-            deltas = np.array([profile.deltas(self.target.epsilon) for profile in profiles]).T * SUM_ROUNDING**2
-            return (SelectionPolytope(deltas, self.target.delta),)
-        curves = np.array([RenyiProfile.of(profile).values for profile in profiles])
-        penalty = renyi_penalty(DEFAULT_ORDERS, self.target.delta, self.conversion)
-        # Rounded up by the error of the exponent, as the conversion itself is.
-        rounded = curves + 1e-14 * (np.where(np.isfinite(curves), curves, 0.0) + np.abs(penalty) + self.target.epsilon)
-        with np.errstate(over="ignore"):
-            costs = np.exp((DEFAULT_ORDERS - 1) * (rounded + penalty - self.target.epsilon)) * SUM_ROUNDING**4
-        reached = np.flatnonzero(costs.min(axis=0) <= 1)
-        return tuple(SelectionPolytope(costs[np.newaxis, :, i], 1.0, float(DEFAULT_ORDERS[i])) for i in reached)
+            return (exact_polytope(profiles, self.target),)
+        return tuple(renyi_polytopes(profiles, self.target, self.conversion))
 
     @cached_property
     def vertices(self) -> Array:

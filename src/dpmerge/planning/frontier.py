@@ -31,7 +31,7 @@ from dpmerge.planning.candidates import AskedTheorem, require_theorem
 from dpmerge.planning.checkpoint_choice import AskedCheckpoints, asked_checkpoints
 from dpmerge.planning.frontier_curves import FrontierCurves, Scoring, Utilities
 from dpmerge.planning.objectives import LeastNoise
-from dpmerge.planning.paper_frontier import paper_conversion, paper_frontier
+from dpmerge.planning.paper_frontier import paper_frontier
 from dpmerge.planning.plan import Plan
 from dpmerge.planning.preferences import preferred
 from dpmerge.planning.simplex_sweeps import edge, face, proved
@@ -100,8 +100,7 @@ def frontier(
     scoring = _scoring(evaluator, evaluations, cache, executor)
     everything = usable_checkpoints(portfolio, delta)
     if paper:
-        _require_paper(theorem, faces)
-        paper_conversion(conversion)
+        _require_paper(theorem, conversion, faces)
         three = asked_checkpoints(everything, "final" if checkpoints == "all" else checkpoints)
         return paper_frontier(three, scoring, points=4 * targets)
     converted = known_conversion("improved" if conversion is None else conversion)
@@ -133,7 +132,9 @@ def frontier(
     )
 
 
-def _require_paper(theorem: AskedTheorem, faces: Sequence[Sequence[str]] | None) -> None:
+def _require_paper(theorem: str, conversion: str | None, faces: Sequence[Sequence[str]] | None) -> None:
+    if conversion not in (None, "classic"):
+        raise InvalidInputError("conversion", conversion, "classic, the paper's, with paper")
     if theorem not in ("auto", "merged_trajectory"):
         raise InvalidInputError("theorem", theorem, "merged_trajectory, the paper's, with paper")
     if faces is not None:

@@ -126,10 +126,3 @@ def _epsilons(usable: UsableCheckpoints, singles: CandidateBatch, gridded: Candi
 def _joint(usable: UsableCheckpoints) -> float:
     joint = joint_epsilon(usable.portfolio, usable.delta)
     return float(np.inf) if joint is None else joint
-
-
-def paper_conversion(conversion: str | None) -> Conversion:
-    """The paper's own; another one asked for is refused."""
-    if conversion not in (None, CONVERSION):
-        raise InvalidInputError("conversion", conversion, "classic, the paper's, with paper")
-    return CONVERSION

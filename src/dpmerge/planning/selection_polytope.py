@@ -7,7 +7,7 @@ Refuses: vertices of so many models that listing them would take minutes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
@@ -17,8 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dpmerge.accounting import validation
+from dpmerge.accounting.profile import SUM_ROUNDING, PrivacyProfile
+from dpmerge.accounting.renyi import DEFAULT_ORDERS, Conversion, RenyiProfile, renyi_penalty
 from dpmerge.accounting.validation import Array
 from dpmerge.errors import InvalidInputError
+from dpmerge.terms.guarantee import Guarantee
 
 MOST_SUPPORTS = 200_000
 """Of one, two or three models, that are looked at for vertices."""
@@ -137,3 +140,26 @@ class SelectionPolytope:
             if self.contains(moved)[0]:
                 return np.asarray(moved)
         return None
+
+
+def exact_polytope(profiles: Sequence[PrivacyProfile], target: Guarantee) -> SelectionPolytope:
+    """The probabilities that meet a target: Σ π_i δ±_i(ε) ≤ δ, one inequality for each direction."""
+    # A hair more than `selection_feasible` allows for, so that every corner is a member there too.
+    deltas = np.array([profile.deltas(target.epsilon) for profile in profiles]).T * SUM_ROUNDING**2
+    return SelectionPolytope(deltas, target.delta)
+
+
+def renyi_polytopes(
+    profiles: Sequence[PrivacyProfile], target: Guarantee, conversion: Conversion
+) -> Iterator[SelectionPolytope]:
+    """The same by Rényi divergence, for each order that some model meets it by: Σ π_i e^{(α−1)(ρ_i(α) − B_α)} ≤ 1."""
+    curves = np.array([RenyiProfile.of(profile).values for profile in profiles])
+    penalty = renyi_penalty(DEFAULT_ORDERS, target.delta, conversion)
+    # Rounded up by more than the error of the exponent.
+    known = np.where(np.isfinite(curves), curves, 0.0)
+    rounded = curves + 1e-14 * (known + np.abs(penalty) + target.epsilon)
+    with np.errstate(over="ignore"):
+        costs = np.exp((DEFAULT_ORDERS - 1) * (rounded + penalty - target.epsilon)) * SUM_ROUNDING**4
+    for order, of_order in zip(DEFAULT_ORDERS.tolist(), costs.T, strict=True):
+        if of_order.min() <= 1:
+            yield SelectionPolytope(of_order[np.newaxis], 1.0, order)
