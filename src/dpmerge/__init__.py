@@ -1,8 +1,8 @@
 """dpmerge: a model for any privacy level, from the differentially private models you already have.
 
-The verbs of the command line are functions here: `inspect`, `plan`, `frontier`, `prepare` and `release` (together what
-`dpmerge merge` does), `verify`, `audit`; `Ledger` is what was released and what it has cost. The errors they raise are
-in `dpmerge.errors`.
+The verbs of the command line are functions here: `inspect`, `plan`, `feasible_set`, `frontier`, `prepare` and `release`
+(together what `dpmerge merge` does), `verify`, `audit`; `Ledger` is what was released and what it has cost. The errors
+they raise are in `dpmerge.errors`.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from dpmerge.errors import DpmergeError
 
 if TYPE_CHECKING:
     from dpmerge.auditing.audit import audit as audit
+    from dpmerge.planning.feasible_set import feasible_set as feasible_set
     from dpmerge.planning.frontier import frontier as frontier
     from dpmerge.planning.objectives import Prior as Prior
     from dpmerge.planning.plan import Plan as Plan
@@ -40,6 +41,7 @@ _HOMES = {
     "PrivateValidation": "dpmerge.planning.private_selection",
     "PublicEvaluation": "dpmerge.planning.public_selection",
     "audit": "dpmerge.auditing.audit",
+    "feasible_set": "dpmerge.planning.feasible_set",
     "frontier": "dpmerge.planning.frontier",
     "inspect": "dpmerge.portfolio.inspection",
     "plan": "dpmerge.planning.planner",

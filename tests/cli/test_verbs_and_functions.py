@@ -21,6 +21,7 @@ from dpmerge.certificate.keys import generate
 from dpmerge.cli import app
 from dpmerge.design.design import design
 from dpmerge.examples import write_example
+from dpmerge.planning.feasible_set import FeasibleSet
 from dpmerge.portfolio.manifest_check import check_manifest
 from dpmerge.portfolio.manifest_draft import write_manifest
 from dpmerge.portfolio.manifest_template import write_template
@@ -96,6 +97,15 @@ VERBS = {
         },
         only_command={"output": "writes plan.document()", "suggest": "prints plan.suggestions()"},
         only_python={"portfolio": LOADED, "target": "Guarantee(epsilon=, delta=), instead of the two"},
+    ),
+    "feasible": Verb(
+        function=dpm.feasible_set,
+        elsewhere={**LOAD, "grid": (FeasibleSet.grid, "grid")},
+        only_command={
+            "output": "writes the set as a table: report.feasible_table",
+            "picture": "draws the set: report.feasible_plot",
+        },
+        only_python={"portfolio": LOADED},
     ),
     "frontier": Verb(
         function=dpm.frontier,

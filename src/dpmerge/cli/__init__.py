@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from dpmerge import __version__
-from dpmerge.cli import audit, design, example, frontier, ledger, manifest, merge, plan, reproduce, verify
+from dpmerge.cli import audit, design, example, feasible, frontier, ledger, manifest, merge, plan, reproduce, verify
 from dpmerge.cli.options import ALLOW, HEADERS_ONLY, PORTFOLIO
 from dpmerge.cli.terminal import AsJson, one_line_errors, print_json, say, tolerate_narrow_encodings, wide_console
 
@@ -43,6 +43,7 @@ for verb in (
     example.example,
     plan.plan,
     design.design,
+    feasible.feasible,
     frontier.frontier,
     merge.merge,
     verify.verify,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +12,8 @@ import typer
 from dpmerge.cli.options import (
     ALLOW,
     CACHE,
+    CHECKPOINTS,
+    CONVERSION,
     DELTA,
     EVALUATOR,
     HEADERS_ONLY,
@@ -53,6 +56,14 @@ def frontier(
     theorem: Annotated[
         str, typer.Option(help="The theorem by which heatmaps price averages; `auto`: the tightest that is proved.")
     ] = "auto",
+    conversion: CONVERSION = None,
+    checkpoints: CHECKPOINTS = "all",
+    paper: Annotated[
+        bool,
+        typer.Option(
+            "--paper", help="Exactly the paper's workflow, on three models and a test set; what is not proved says so."
+        ),
+    ] = False,
     targets: Annotated[int, typer.Option(help="For how many values of ε a plan is recommended.")] = 24,
     evaluations: Annotated[
         int, typer.Option(help="How many merged models may be scored, besides the recommended plans.")
@@ -93,6 +104,9 @@ def frontier(
                 cache=cache,
                 executor=executor,
                 theorem=theorem,  # type: ignore[arg-type]
+                conversion=conversion,  # type: ignore[arg-type]
+                checkpoints=checkpoints,
+                paper=paper,
                 faces=None if face is None else [[name.strip() for name in names.split(",")] for names in face],
                 targets=targets,
                 progress=progress,
@@ -122,6 +136,7 @@ def _written(analysis: Analysis, page: Path | None, figures: Path | None) -> lis
         written.append(page)
     if figures is not None:
         figures.mkdir(exist_ok=True)
-        written += write_plot_pictures(analysis_plots(analysis), figures, kinds=("png", "svg"))
+        drawings = [replace(drawing, banner=analysis.banner) for drawing in analysis_plots(analysis)]
+        written += write_plot_pictures(drawings, figures, kinds=("png", "svg"))
         written += write_numbers(analysis, figures)
     return written

@@ -38,6 +38,17 @@ JOBS = Annotated[
     int,
     typer.Option(help="Threads that call the evaluator; more than 1 only if it may be called from several at once."),
 ]
+CONVERSION = Annotated[
+    str | None,
+    typer.Option(help="With `rdp`: `improved` (the default), or `classic`, the paper's, by which ε is larger."),
+]
+CHECKPOINTS = Annotated[
+    str,
+    typer.Option(
+        metavar="WHICH",
+        help="The models: `all`, `final` (the last one kept of each run), or run@step, comma-separated.",
+    ),
+]
 ALLOW = Annotated[
     list[str] | None,
     typer.Option(

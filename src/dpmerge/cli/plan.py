@@ -12,6 +12,8 @@ import typer
 from dpmerge.cli.options import (
     ALLOW,
     CACHE,
+    CHECKPOINTS,
+    CONVERSION,
     DELTA,
     EVALUATOR,
     HEADERS_ONLY,
@@ -57,6 +59,8 @@ def plan(
         ),
     ] = "auto",
     accounting: Annotated[str, typer.Option(help="`pld` (exact) or `rdp` (Rényi divergence).")] = "pld",
+    conversion: CONVERSION = None,
+    checkpoints: CHECKPOINTS = "all",
     prior: Annotated[
         str | None, typer.Option(metavar="RUN@STEP=U,…", help="Utilities you state, without having looked.")
     ] = None,
@@ -137,6 +141,8 @@ def plan(
             objective=chosen,
             theorem=theorem,  # type: ignore[arg-type]
             accounting=accounting,  # type: ignore[arg-type]
+            conversion=conversion,  # type: ignore[arg-type]
+            checkpoints=checkpoints,
             non_private=non_private or (),
         )
         refused = why_not_chargeable(result, ledger_place(portfolio, ledger), insecure_permissions=insecure_permissions)

@@ -129,12 +129,13 @@ class Analysis:
     recommendations: tuple[Recommendation, ...]  # by increasing target
     joint_epsilon: float  # of everything at once; infinite where there is no number
     caveats: tuple[str, ...]
+    banner: str = BANNER  # what stands above whatever shows it
 
     def document(self) -> dict[str, Any]:
         """As JSON: NaN as null, infinity as the string "inf"."""
         plain = _plain(self)
         assert isinstance(plain, dict)
-        return {"banner": BANNER, **plain}
+        return {"banner": self.banner, **plain}
 
 
 def _plain(value: Any) -> Any:

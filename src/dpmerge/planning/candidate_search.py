@@ -15,7 +15,7 @@ import numpy as np
 
 from dpmerge.accounting.profile import PrivacyProfile
 from dpmerge.accounting.random_selection import SelectionProfile
-from dpmerge.accounting.renyi import DEFAULT_ORDERS, RenyiProfile, renyi_epsilon
+from dpmerge.accounting.renyi import DEFAULT_ORDERS, Conversion, RenyiProfile, renyi_epsilon
 from dpmerge.accounting.validation import Array
 from dpmerge.errors import InvalidInputError, NoGuaranteeError
 from dpmerge.planning.analysis import Accounting
@@ -66,6 +66,7 @@ class CandidateSearch:
     accounting: Accounting
     singles: CandidateBatch
     combined: tuple[CandidateBatch, ...]
+    conversion: Conversion = "improved"
 
     @classmethod
     def of(
@@ -77,20 +78,24 @@ class CandidateSearch:
         accounting: Accounting,
         *,
         combining: bool = True,
+        conversion: Conversion = "improved",
     ) -> CandidateSearch:
         """Lay out everything that may be chosen for a target; combinations only where they may be."""
         singles = single_checkpoints(usable)
         if not combining:
-            return cls(usable, target, objective, theorem, accounting, singles, ())
-        combined = tuple(_combinations(usable, _nearly_the_budget(target, accounting), objective, theorem))
+            return cls(usable, target, objective, theorem, accounting, singles, (), conversion)
+        budget = _nearly_the_budget(target, accounting, conversion)
+        combined = tuple(_combinations(usable, budget, objective, theorem))
         if theorem not in _JOINT and not combined:
             raise _uncovered(usable, theorem)
-        return cls(usable, target, objective, theorem, accounting, singles, combined)
+        return cls(usable, target, objective, theorem, accounting, singles, combined, conversion)
 
     def restricted(self, some: UsableCheckpoints) -> CandidateSearch | None:
         """The same search among fewer checkpoints; None if the theorem asked for covers none of them."""
         try:
-            return CandidateSearch.of(some, self.target, self.objective, self.theorem, self.accounting)
+            return CandidateSearch.of(
+                some, self.target, self.objective, self.theorem, self.accounting, conversion=self.conversion
+            )
         except NoGuaranteeError:
             return None
 
@@ -135,8 +140,11 @@ class CandidateSearch:
     def _renyi_mixture(self, candidates: CandidateArrays, scores: Array, drawn: bool, slack: float) -> Mixture | None:
         curves, delta = candidates.curves(DEFAULT_ORDERS), self.target.delta
         if not drawn:
-            return best_alone(renyi_epsilon(DEFAULT_ORDERS, curves, delta, "improved"), scores, self.target.epsilon)
-        found = best_renyi_mixture(curves, scores, self.target.epsilon * (1 - slack), delta, DEFAULT_ORDERS)
+            return best_alone(
+                renyi_epsilon(DEFAULT_ORDERS, curves, delta, self.conversion), scores, self.target.epsilon
+            )
+        within = self.target.epsilon * (1 - slack)
+        found = best_renyi_mixture(curves, scores, within, delta, DEFAULT_ORDERS, self.conversion)
         return None if found is None else found[0]
 
     def _scores(self, batches: Sequence[CandidateBatch], biased: bool) -> Array:
@@ -155,7 +163,7 @@ class CandidateSearch:
             if mixture is None:
                 break
             chosen = tuple(self._candidate(*candidates.entry(index)) for index in mixture.indices)
-            profile = selected_profile(chosen, mixture.probabilities, self.accounting)
+            profile = selected_profile(chosen, mixture.probabilities, self.accounting, self.conversion)
             epsilon = profile.epsilon(self.target.delta)
             if epsilon <= self.target.epsilon:
                 return self._plan(method, asked, chosen, mixture.probabilities, profile, epsilon)
@@ -183,12 +191,17 @@ class CandidateSearch:
             probabilities=probabilities,
             profile=profile,
             chosen_by=self.objective.document(),
-            asked={"method": asked, "theorem": self.theorem},
+            asked={"method": asked, "theorem": self.theorem, **self._further_asked},
             further_premises=self.objective.premises(),
             joint_epsilon=joint_epsilon(self.usable.portfolio, self.target.delta),
             left_out=self.usable.left_out,
             non_private=self.usable.non_private,
         )
+
+    @property
+    def _further_asked(self) -> dict[str, str]:
+        """What else of the request a plan says, where it is not what plans are made by anyway."""
+        return {} if self.conversion == "improved" else {"conversion": self.conversion}
 
     def out_of_reach(self, method: Method, batches: Sequence[CandidateBatch]) -> NoGuaranteeError | InvalidInputError:
         """Why none of these candidates meets the target, and what would."""
@@ -201,15 +214,17 @@ class CandidateSearch:
             return nothing_scored(self.objective.name, predicts_noise=isinstance(self.objective, LeastNoise))
         candidates = CandidateArrays(tuple(batches))
         may_add_noise = method == "select" and self.objective.uses_release_noise
-        return smallest_reachable(self.usable, self.target, self.accounting, candidates, scored, may_add_noise)
+        return smallest_reachable(
+            self.usable, self.target, self.accounting, candidates, scored, may_add_noise, self.conversion
+        )
 
 
-def _nearly_the_budget(target: Guarantee, accounting: Accounting) -> float:
+def _nearly_the_budget(target: Guarantee, accounting: Accounting, conversion: Conversion) -> float:
     """The μ to search weights for: a shade below the target's, so that what is found fits whatever is rounded."""
     shade = 1 - 10 * _SLACKS[0]
     by_pld = accounting == "pld"
     shaded = Guarantee(epsilon=target.epsilon * (1 if by_pld else shade), delta=target.delta * (shade if by_pld else 1))
-    return mu_budget(shaded, accounting)
+    return mu_budget(shaded, accounting, conversion)
 
 
 def _combinations(
@@ -245,12 +260,15 @@ def _uncovered(usable: UsableCheckpoints, theorem: AskedTheorem) -> NoGuaranteeE
 
 
 def selected_profile(
-    candidates: Sequence[Candidate], probabilities: Sequence[float], accounting: Accounting
+    candidates: Sequence[Candidate],
+    probabilities: Sequence[float],
+    accounting: Accounting,
+    conversion: Conversion = "improved",
 ) -> PrivacyProfile:
     """What drawing one of these candidates costs; one candidate costs what it costs."""
     members = tuple(candidate.profile for candidate in candidates)
     profile = members[0] if len(members) == 1 else SelectionProfile(members, tuple(probabilities))
-    return RenyiProfile.of(profile) if accounting == "rdp" else profile
+    return RenyiProfile.of(profile).converted(conversion) if accounting == "rdp" else profile
 
 
 def joint_epsilon(portfolio: Portfolio, delta: float) -> float | None:

@@ -23,7 +23,7 @@ from dpmerge.accounting.exposure import Checkpoint, Exposure
 from dpmerge.accounting.gaussian import gaussian_epsilon, largest_mu
 from dpmerge.accounting.hidden_state_shifts import chain_mus, linear_chain_noises
 from dpmerge.accounting.linear_combination_mu import chains, last_step_mus, merged_trajectory_mus
-from dpmerge.accounting.renyi import DEFAULT_ORDERS, RenyiProfile, renyi_epsilon
+from dpmerge.accounting.renyi import DEFAULT_ORDERS, Conversion, RenyiProfile, renyi_epsilon
 from dpmerge.accounting.update_chain import Chain
 from dpmerge.accounting.validation import Array
 from dpmerge.errors import InvalidInputError, NoGuaranteeError
@@ -44,6 +44,7 @@ class Weightings:
         checkpoints: The models weighted.
         theorem: `joint_release`, `last_step`, `hidden_state` or `merged_trajectory`.
         accounting: `pld` or `rdp`.
+        conversion: How a Rényi divergence becomes an ε.
 
     Raises:
         InvalidInputError: Another theorem.
@@ -58,6 +59,7 @@ class Weightings:
     checkpoints: tuple[Checkpoint, ...]
     theorem: AskedTheorem
     accounting: Accounting = "pld"
+    conversion: Conversion = "improved"
     _of_support: dict[tuple[float, ...], float] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -105,7 +107,7 @@ class Weightings:
         mus = self.mus(weights, release_noise)
         if self.accounting == "pld":
             return gaussian_epsilon(mus, delta)
-        return renyi_epsilon(DEFAULT_ORDERS, mus[:, np.newaxis] ** 2 / 2 * DEFAULT_ORDERS, delta, "improved")
+        return renyi_epsilon(DEFAULT_ORDERS, mus[:, np.newaxis] ** 2 / 2 * DEFAULT_ORDERS, delta, self.conversion)
 
     def _joint_epsilons(self, weights: npt.ArrayLike, delta: float) -> Array:
         """Joint release asks only which weights are positive: one cost for each support that occurs."""
@@ -117,7 +119,8 @@ class Weightings:
             if key not in self._of_support:
                 exposed = [c for c, positive in zip(self.checkpoints, support, strict=True) if positive]
                 profile = Exposure.of(exposed).profile()
-                whole = profile if self.accounting == "pld" else RenyiProfile.of(profile)
+                by_pld = self.accounting == "pld"
+                whole = profile if by_pld else RenyiProfile.of(profile).converted(self.conversion)
                 self._of_support[key] = whole.epsilon(delta)
             epsilons.append(self._of_support[key])
         return np.array(epsilons)[which.ravel()]
@@ -146,7 +149,7 @@ class FeasibleWeights:
     @cached_property
     def largest_mu(self) -> float:
         """Costs that are Gaussian meet the target exactly up to this μ."""
-        return mu_budget(self.target, self.weightings.accounting)
+        return mu_budget(self.target, self.weightings.accounting, self.weightings.conversion)
 
     def contains(self, weights: npt.ArrayLike) -> npt.NDArray[np.bool_]:
         """Which rows of weights meet the target."""
@@ -192,7 +195,7 @@ def rounded_up(noise: Array) -> Array:
     return np.where((noise > 0) & (short.reshape(noise.shape) >= noise), short.reshape(noise.shape), noise)
 
 
-def mu_budget(target: Guarantee, accounting: Accounting) -> float:
+def mu_budget(target: Guarantee, accounting: Accounting, conversion: Conversion = "improved") -> float:
     """The largest μ (from below) of a Gaussian cost that meets the target by an accounting."""
     if accounting == "pld":
         return largest_mu(target.epsilon, target.delta)
@@ -201,7 +204,7 @@ def mu_budget(target: Guarantee, accounting: Accounting) -> float:
         middle = (low + high) / 2
         if middle in (low, high):
             break
-        fits = renyi_epsilon(DEFAULT_ORDERS, middle**2 / 2 * DEFAULT_ORDERS, target.delta, "improved") <= target.epsilon
+        fits = renyi_epsilon(DEFAULT_ORDERS, middle**2 / 2 * DEFAULT_ORDERS, target.delta, conversion) <= target.epsilon
         low, high = (middle, high) if fits else (low, middle)
     return low
 

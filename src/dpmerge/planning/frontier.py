@@ -17,17 +17,21 @@ from pathlib import Path
 import numpy as np
 
 from dpmerge.accounting import validation
+from dpmerge.accounting.renyi import Conversion
 from dpmerge.accounting.validation import Array
 from dpmerge.errors import InvalidInputError, NoGuaranteeError
 from dpmerge.evaluation.evaluation_progress import Progressed
 from dpmerge.evaluation.evaluators import Evaluator, load_evaluator
 from dpmerge.evaluation.score_cache import ScoreCache
 from dpmerge.planning.analysis import Analysis, Edge, Face, InputModel, Recommendation
+from dpmerge.planning.asked_accounting import known_conversion
 from dpmerge.planning.candidate_arrays import CandidateBatch
 from dpmerge.planning.candidate_search import CandidateSearch, joint_epsilon
 from dpmerge.planning.candidates import AskedTheorem, require_theorem
+from dpmerge.planning.checkpoint_choice import AskedCheckpoints, asked_checkpoints
 from dpmerge.planning.frontier_curves import FrontierCurves, Scoring, Utilities
 from dpmerge.planning.objectives import LeastNoise
+from dpmerge.planning.paper_frontier import paper_frontier
 from dpmerge.planning.plan import Plan
 from dpmerge.planning.preferences import preferred
 from dpmerge.planning.simplex_sweeps import edge, face, proved
@@ -50,6 +54,9 @@ def frontier(
     cache: ScoreCache | str | Path | None = None,
     executor: Executor | None = None,
     theorem: AskedTheorem = "auto",
+    conversion: Conversion | None = None,
+    checkpoints: AskedCheckpoints = "all",
+    paper: bool = False,
     faces: Sequence[Sequence[str]] | None = None,
     targets: int = 24,
     progress: Progressed | None = None,
@@ -65,6 +72,10 @@ def frontier(
         cache: Where scores are kept as they arrive; *not for release*.
         executor: Where merges are scored; without one they are scored one after the other.
         theorem: By which theorem sweeps account for combinations; `auto`: the tightest that is proved.
+        conversion: How Rényi divergences become an ε: `improved` (the default), or `classic`, the paper's.
+        checkpoints: Those that may be used: `all`, `final` (the last one kept of each run), or names, run@step.
+        paper: Exactly the paper's workflow on three models (the final ones, or named) and an evaluator: four
+            heatmaps and four frontiers, classic conversion, `merged_trajectory`, weights on a grid; no plans.
         faces: Triples (or pairs) of checkpoints, run@step, whose mixtures are swept; by default the least private ones
             and models of different cost.
         targets: For how many targets plans are recommended.
@@ -87,19 +98,25 @@ def frontier(
     require_theorem(theorem)
     validation.integer("targets", targets, least=2, most=200)
     scoring = _scoring(evaluator, evaluations, cache, executor)
-    usable = usable_checkpoints(portfolio, delta)
+    everything = usable_checkpoints(portfolio, delta)
+    if paper:
+        _require_paper(theorem, conversion, faces)
+        three = asked_checkpoints(everything, "final" if checkpoints == "all" else checkpoints)
+        return paper_frontier(three, scoring, points=4 * targets)
+    converted = known_conversion("improved" if conversion is None else conversion)
+    usable = asked_checkpoints(everything, checkpoints)
     triples, pairs = _swept(usable, faces)
-    swept_faces = tuple(face(usable, three, theorem=theorem) for three in triples)
-    swept_edges = tuple(edge(usable, two, theorem=theorem) for two in pairs)
+    swept_faces = tuple(face(usable, three, theorem=theorem, conversion=converted) for three in triples)
+    swept_edges = tuple(edge(usable, two, theorem=theorem, conversion=converted) for two in pairs)
     _require_covered(theorem, swept_faces, swept_edges)
     joint = joint_epsilon(portfolio, delta)
     grid = _epsilons(usable, joint, points=4 * targets)
     searches = [_search(usable, epsilon, "auto") for epsilon in np.geomspace(grid[0], grid[-1], BUDGETS)]
     plans = list(_plans(usable, grid[:: len(grid) // targets or 1], progress))
-    curves = FrontierCurves.of(usable, searches, _assumed(usable, grid), plans, scoring)
+    curves = FrontierCurves.of(usable, searches, _assumed(usable, grid), plans, scoring, converted)
     return Analysis(
         title=f"{len(portfolio.runs)} runs on {portfolio.dataset}",
-        subtitle=f"unit of privacy: {portfolio.unit}; {portfolio.adjacency}; δ = {delta:g}",
+        subtitle=f"unit of privacy: {portfolio.unit}; {portfolio.adjacency}; δ = {delta:g}{_converted(converted)}",
         delta=delta,
         utility=curves.utilities.axis,
         models=tuple(
@@ -115,6 +132,15 @@ def frontier(
     )
 
 
+def _require_paper(theorem: str, conversion: str | None, faces: Sequence[Sequence[str]] | None) -> None:
+    if conversion not in (None, "classic"):
+        raise InvalidInputError("conversion", conversion, "classic, the paper's, with paper")
+    if theorem not in ("auto", "merged_trajectory"):
+        raise InvalidInputError("theorem", theorem, "merged_trajectory, the paper's, with paper")
+    if faces is not None:
+        raise InvalidInputError("faces", list(faces), "none with paper: its three models are its checkpoints")
+
+
 def _scoring(
     evaluator: Evaluator | str | None,
     evaluations: int,
@@ -127,6 +153,10 @@ def _scoring(
         return None
     scorer = load_evaluator(evaluator) if isinstance(evaluator, str) else evaluator
     return Scoring(evaluator=scorer, evaluations=evaluations, cache=cache, executor=executor)
+
+
+def _converted(conversion: Conversion) -> str:
+    return "" if conversion == "improved" else f"; RDP by the {conversion} conversion"
 
 
 def _caveats(portfolio: Portfolio, plans: Sequence[Plan], scoring: Scoring | None) -> Iterator[str]:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpmerge.accounting import validation
-from dpmerge.accounting.renyi import DEFAULT_ORDERS
+from dpmerge.accounting.renyi import DEFAULT_ORDERS, Conversion
 from dpmerge.accounting.validation import Array
 from dpmerge.evaluation.evaluate import evaluate
 from dpmerge.evaluation.evaluation_progress import Progressed
@@ -123,6 +123,7 @@ class FrontierCurves:
     singles: CandidateBatch
     combined: tuple[CandidateBatch, ...]
     assumed: tuple[CandidateBatch, ...]
+    conversion: Conversion = "improved"
 
     @classmethod
     def of(
@@ -132,16 +133,17 @@ class FrontierCurves:
         assumed: Sequence[CandidateBatch],
         plans: Sequence[Plan],
         scoring: Scoring | None,
+        conversion: Conversion = "improved",
     ) -> FrontierCurves:
         """The candidates of some searches; where they have to be scored, as many as may be."""
         singles = searches[0].singles
         combined = [batch for search in searches for batch in search.combined]
         if scoring is None:
-            return cls(usable, PredictedNoise(), singles, tuple(combined), tuple(assumed))
+            return cls(usable, PredictedNoise(), singles, tuple(combined), tuple(assumed), conversion)
         room = scoring.evaluations - len(singles)
         combined, assumed = _thinned(combined, assumed, room, usable.delta)
         utilities = MeasuredScores.of(usable.portfolio, [singles, *combined, *assumed], plans, scoring)
-        return cls(usable, utilities, singles, tuple(combined), tuple(assumed))
+        return cls(usable, utilities, singles, tuple(combined), tuple(assumed), conversion)
 
     @property
     def of_checkpoints(self) -> list[float]:
@@ -153,19 +155,22 @@ class FrontierCurves:
 
     def curves(self, grid: Array) -> Iterator[Curve]:
         for accounting in ACCOUNTINGS:
-            yield self._curve(f"random selection, {accounting.upper()}", "select", accounting, grid)
+            yield self.curve(f"random selection, {accounting.upper()}", "select", accounting, grid)
         for accounting in ACCOUNTINGS:
-            yield self._curve(f"linear combination, {accounting.upper()}", "combine", accounting, grid)
-        yield self._curve("mixture of both, PLD", "mix", "pld", grid)
+            yield self.curve(f"linear combination, {accounting.upper()}", "combine", accounting, grid)
+        yield self.curve("mixture of both, PLD", "mix", "pld", grid)
         if self.assumed:
-            yield self._curve("linear combination by merged_trajectory", "combine", "pld", grid, assumed=True)
+            yield self.curve("linear combination by merged_trajectory", "combine", "pld", grid, assumed=True)
 
-    def _curve(self, name: str, method: str, accounting: Accounting, grid: Array, *, assumed: bool = False) -> Curve:
+    def curve(self, name: str, method: str, accounting: Accounting, grid: Array, *, assumed: bool = False) -> Curve:
+        """One frontier: random selection by its exact program over the models, averages by the best of those here."""
         batches = (self.singles,) if method == "select" else (self.singles, *self.combined)
         if assumed:
             batches = (self.singles, *self.combined, *self.assumed)
         scores = np.concatenate([self.utilities.scores(batch) for batch in batches])
-        solve = _solver(CandidateArrays(batches), scores, accounting, self.usable.delta, drawn=method != "combine")
+        solve = _solver(
+            CandidateArrays(batches), scores, accounting, self.usable.delta, self.conversion, drawn=method != "combine"
+        )
         found = [solve(float(epsilon)) for epsilon in grid]
         utilities = np.array([np.nan if m is None else self._shown(m.score) for m in found])
         used = {batch.theorem for batch in batches[1:]}
@@ -174,16 +179,24 @@ class FrontierCurves:
 
 
 def _solver(
-    candidates: CandidateArrays, scores: Array, accounting: Accounting, delta: float, *, drawn: bool
+    candidates: CandidateArrays,
+    scores: Array,
+    accounting: Accounting,
+    delta: float,
+    conversion: Conversion,
+    *,
+    drawn: bool,
 ) -> Callable[[float], Mixture | None]:
     """The best mixture, or single candidate, at each ε."""
     if not drawn:
-        own = candidate_epsilons(candidates, delta, accounting)
+        own = candidate_epsilons(candidates, delta, accounting, conversion)
         return lambda epsilon: best_alone(own, scores, epsilon)
     if accounting == "pld":
         return lambda epsilon: best_mixture(candidates.deltas(epsilon), scores, delta * (1 - 1e-8))
     curves = candidates.curves(DEFAULT_ORDERS)
-    return lambda epsilon: _first(best_renyi_mixture(curves, scores, epsilon * (1 - 1e-8), delta, DEFAULT_ORDERS))
+    return lambda epsilon: _first(
+        best_renyi_mixture(curves, scores, epsilon * (1 - 1e-8), delta, DEFAULT_ORDERS, conversion)
+    )
 
 
 def _first(found: tuple[Mixture, float] | None) -> Mixture | None:

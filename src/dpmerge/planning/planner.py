@@ -9,20 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal
 
 from dpmerge.accounting import validation
+from dpmerge.accounting.renyi import Conversion
 from dpmerge.errors import InvalidInputError, NoGuaranteeError, TargetOutOfReachError
 from dpmerge.planning.analysis import Accounting
+from dpmerge.planning.asked_accounting import asked_conversion
 from dpmerge.planning.candidate_search import CandidateSearch, Method, require_method
 from dpmerge.planning.candidates import AskedTheorem
+from dpmerge.planning.checkpoint_choice import AskedCheckpoints, asked_checkpoints
 from dpmerge.planning.objectives import LeastNoise, Objective, objective_named
 from dpmerge.planning.plan import Plan
 from dpmerge.planning.preferences import preferred
 from dpmerge.planning.private_selection import PrivateValidation, private_selection_plan
 from dpmerge.planning.public_selection import PublicEvaluation, public_selection_plan
 from dpmerge.planning.unaccounted_selection import unaccounted_plan
-from dpmerge.planning.usable_checkpoints import usable_checkpoints
+from dpmerge.planning.usable_checkpoints import UsableCheckpoints, usable_checkpoints
 from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.terms.guarantee import Guarantee
 
@@ -41,6 +44,8 @@ def plan(
     objective: Objective | PublicEvaluation | PrivateValidation | ObjectiveName = "noise",
     theorem: AskedTheorem = "auto",
     accounting: Accounting = "pld",
+    conversion: Conversion | None = None,
+    checkpoints: AskedCheckpoints = "all",
     non_private: Collection[str] = (),
 ) -> Plan:
     """The best release of a portfolio that meets a target (docs/plan.md; docs/theory.md, "Choosing").
@@ -59,6 +64,8 @@ def plan(
             anything within the target becomes `noise`, and the plan says so.
         theorem: How combinations are accounted for; `auto`: joint release wherever it serves.
         accounting: `pld` (privacy loss distributions, exact) or `rdp` (Rényi divergence).
+        conversion: With `rdp`: `improved` (the default) or `classic`, the paper's, which costs more.
+        checkpoints: Those that may be used: `all`, `final` (the last one kept of each run), or names, run@step.
         non_private: Runs without privacy that may be drawn, with a probability below δ.
 
     Returns:
@@ -74,8 +81,29 @@ def plan(
     Plan(0.2392: average of ladder-1…4@20; 0.7608: average of ladder-1…5@20; ε = 0.12 at δ = 1e-05 by random_selection)
     """
     target = _target(target, epsilon, delta)
-    _require(portfolio, target, method, theorem, accounting)
-    usable = usable_checkpoints(portfolio, target.delta, non_private=non_private)
+    _require(portfolio, target, method, theorem)
+    converted = asked_conversion(accounting, conversion)
+    usable = asked_checkpoints(usable_checkpoints(portfolio, target.delta, non_private=non_private), checkpoints)
+    if converted == "classic" and _looks(objective):
+        accepted = "improved where models are looked at: what looking costs is converted like that"
+        raise InvalidInputError("conversion", conversion, accepted)
+    made = _planned(usable, target, method, objective, theorem, accounting, converted)
+    if checkpoints == "all":
+        return made
+    named = checkpoints if isinstance(checkpoints, str) else ",".join(checkpoints)
+    return replace(made, asked={**made.asked, "checkpoints": named})
+
+
+def _planned(
+    usable: UsableCheckpoints,
+    target: Guarantee,
+    method: Method,
+    objective: Objective | PublicEvaluation | PrivateValidation | ObjectiveName,
+    theorem: AskedTheorem,
+    accounting: Accounting,
+    conversion: Conversion,
+) -> Plan:
+    """The best plan by whatever tells what is best."""
     if isinstance(objective, PrivateValidation):
         return private_selection_plan(usable, target, objective, method, theorem, accounting)
     remarks: tuple[str, ...] = ()
@@ -89,7 +117,9 @@ def plan(
     if method == "auto" and theorem in ("auto", "joint_release"):
         usable = usable.averaged_with_reason()
     rule = LeastNoise() if isinstance(objective, PublicEvaluation) else objective_named(objective)
-    search = CandidateSearch.of(usable, target, rule, theorem, accounting, combining=method != "select")
+    search = CandidateSearch.of(
+        usable, target, rule, theorem, accounting, combining=method != "select", conversion=conversion
+    )
     if isinstance(objective, PublicEvaluation):
         return unaccounted_plan(search, objective, method)
     return replace(_best(search, method), remarks=remarks)
@@ -125,7 +155,7 @@ def release_alternatives(
     >>> found.joint.theorem, found.final.theorem
     ('joint_release', 'hidden_state')
     """
-    _require(portfolio, target, method, "auto", "pld")
+    _require(portfolio, target, method, "auto")
     usable = usable_checkpoints(portfolio, target.delta)
     rule = objective_named(objective)
     by_auto = CandidateSearch.of(usable.averaged_with_reason(), target, rule, "auto", "pld")
@@ -159,9 +189,12 @@ def _target(target: Guarantee | None, epsilon: float | None, delta: float | None
     return Guarantee(epsilon=epsilon, delta=delta)
 
 
-def _require(portfolio: Portfolio, target: Guarantee, method: str, theorem: str, accounting: str) -> None:
+def _looks(objective: object) -> bool:
+    charged = isinstance(objective, PublicEvaluation) and objective.tuning == "charged"
+    return charged or isinstance(objective, PrivateValidation)
+
+
+def _require(portfolio: Portfolio, target: Guarantee, method: str, theorem: str) -> None:
     validation.instance("portfolio", portfolio, Portfolio, "a Portfolio, as Portfolio.load returns it")
     target.require_target()
     require_method(method, theorem)
-    if accounting not in get_args(Accounting):
-        raise InvalidInputError("accounting", accounting, ", ".join(get_args(Accounting)))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpmerge.accounting.renyi import renyi_penalty
+from dpmerge.accounting.renyi import Conversion, renyi_penalty
 from dpmerge.accounting.validation import Array
 from dpmerge.planning.simplex_pivots import Indices, pivoted
 from dpmerge.terms.release_terms import UNITS
@@ -58,10 +58,15 @@ def best_mixture(costs: Array, scores: Array, limit: float) -> Mixture | None:
 
 
 def best_renyi_mixture(
-    curves: Array, scores: Array, epsilon: float, delta: float, orders: Array
+    curves: Array,
+    scores: Array,
+    epsilon: float,
+    delta: float,
+    orders: Array,
+    conversion: Conversion = "improved",
 ) -> tuple[Mixture, float] | None:
     """The best mixture under Rényi divergence, and the order that proves it. `curves` has one candidate a row."""
-    budgets = epsilon - renyi_penalty(orders, delta, "improved")
+    budgets = epsilon - renyi_penalty(orders, delta, conversion)
     best: tuple[Mixture, float] | None = None
     for index in np.flatnonzero(budgets > 0):
         with np.errstate(over="ignore"):

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dpmerge.accounting.random_selection import selection_epsilons, selection_renyi_epsilons
-from dpmerge.accounting.renyi import DEFAULT_ORDERS, RenyiProfile
+from dpmerge.accounting.renyi import DEFAULT_ORDERS, Conversion, RenyiProfile
 from dpmerge.accounting.validation import Array
 from dpmerge.errors import InvalidInputError, NoGuaranteeError
 from dpmerge.planning.analysis import Accounting, Edge, Face, Line, Panel
@@ -29,6 +29,7 @@ def face(
     *,
     theorem: AskedTheorem = "auto",
     resolution: int = 100,
+    conversion: Conversion = "improved",
 ) -> Face:
     """Selection and combination, each by Rényi divergence and exactly, over the simplex of three models.
 
@@ -37,6 +38,7 @@ def face(
         three: The models.
         theorem: By which combinations are accounted for; `auto`: the tightest that is proved.
         resolution: Into how many parts each edge is divided.
+        conversion: How a Rényi divergence becomes an ε.
 
     Returns:
         One panel of ε for each method and accounting.
@@ -56,10 +58,10 @@ def face(
 
     panels = []
     for accounting in ACCOUNTINGS:
-        drawn = _selected(usable, three, rows, accounting)
+        drawn = selected_epsilons(usable, three, rows, accounting, conversion)
         panels.append(Panel(f"random selection, {accounting.upper()}", "select", accounting, None, True, spread(drawn)))
     for accounting in ACCOUNTINGS:
-        values, used, holds = _combined(usable, three, rows, theorem, accounting)
+        values, used, holds = combined_epsilons(usable, three, rows, theorem, accounting, conversion)
         panels.append(
             Panel(f"linear combination, {accounting.upper()}", "combine", accounting, used, holds, spread(values))
         )
@@ -67,7 +69,12 @@ def face(
 
 
 def edge(
-    usable: UsableCheckpoints, two: Sequence[UsableCheckpoint], *, theorem: AskedTheorem = "auto", points: int = 101
+    usable: UsableCheckpoints,
+    two: Sequence[UsableCheckpoint],
+    *,
+    theorem: AskedTheorem = "auto",
+    points: int = 101,
+    conversion: Conversion = "improved",
 ) -> Edge:
     """Selection and combination of two models, and what each theorem says of the combination.
 
@@ -76,6 +83,7 @@ def edge(
         two: The models.
         theorem: By which combinations are accounted for; `auto`: the tightest that is proved.
         points: How many weights.
+        conversion: How a Rényi divergence becomes an ε.
 
     Returns:
         One line of ε for each method and accounting, and for each theorem.
@@ -89,35 +97,41 @@ def edge(
     rows = np.column_stack([1 - shares, shares])
     lines = []
     for accounting in ACCOUNTINGS:
-        drawn = _selected(usable, two, rows, accounting)
+        drawn = selected_epsilons(usable, two, rows, accounting, conversion)
         lines.append(Line(f"random selection, {accounting.upper()}", "select", accounting, None, True, drawn))
     for accounting in ACCOUNTINGS:
-        values, used, holds = _combined(usable, two, rows, theorem, accounting)
+        values, used, holds = combined_epsilons(usable, two, rows, theorem, accounting, conversion)
         lines.append(Line(f"linear combination, {accounting.upper()}", "combine", accounting, used, holds, values))
     theorems = []
     for name in THEOREM_NAMES:
-        values, _, holds = _combined(usable, two, rows, name, "pld")
+        values, _, holds = combined_epsilons(usable, two, rows, name, "pld")
         if np.isfinite(values).any():
             theorems.append(Line(name, "combine", "pld", name, holds, values))
     return Edge((two[0].name, two[1].name), shares, tuple(lines), tuple(theorems))
 
 
-def _selected(
-    usable: UsableCheckpoints, members: Sequence[UsableCheckpoint], rows: Array, accounting: Accounting
+def selected_epsilons(
+    usable: UsableCheckpoints,
+    members: Sequence[UsableCheckpoint],
+    rows: Array,
+    accounting: Accounting,
+    conversion: Conversion = "improved",
 ) -> Array:
+    """ε of drawing one of these models, for each row of probabilities."""
     profiles = [checkpoint.profile for checkpoint in members]
     if accounting == "pld":
         return selection_epsilons(profiles, rows, usable.delta)
     curves = np.array([RenyiProfile.of(profile).values for profile in profiles])
-    return selection_renyi_epsilons(curves, rows, usable.delta, DEFAULT_ORDERS, "improved")
+    return selection_renyi_epsilons(curves, rows, usable.delta, DEFAULT_ORDERS, conversion)
 
 
-def _combined(
+def combined_epsilons(
     usable: UsableCheckpoints,
     members: Sequence[UsableCheckpoint],
     rows: Array,
     theorem: AskedTheorem,
     accounting: Accounting,
+    conversion: Conversion = "improved",
 ) -> tuple[Array, str, bool]:
     """ε of each row by a theorem, or by whichever proved one is tightest there; its name; whether it is proved."""
     names = [theorem] if theorem != "auto" else [name for name in THEOREM_NAMES if proved(usable, members, name)]
@@ -126,7 +140,7 @@ def _combined(
     checkpoints = tuple(checkpoint.prefix for checkpoint in members)
     for index, name in enumerate(names):
         try:
-            values = Weightings(checkpoints, name, accounting).epsilons(rows, usable.delta)
+            values = Weightings(checkpoints, name, accounting, conversion).epsilons(rows, usable.delta)
         except (NoGuaranteeError, InvalidInputError):
             continue
         better = values < smallest * (1 - 1e-9)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from dpmerge.accounting.renyi import DEFAULT_ORDERS, renyi_epsilon
+from dpmerge.accounting.renyi import DEFAULT_ORDERS, Conversion, renyi_epsilon
 from dpmerge.accounting.validation import Array
 from dpmerge.errors import InvalidInputError, NoGuaranteeError, TargetOutOfReachError
 from dpmerge.planning.analysis import Accounting
@@ -38,9 +38,10 @@ def smallest_reachable(
     candidates: CandidateArrays,
     scored: npt.NDArray[np.bool_],
     may_add_noise: bool,
+    conversion: Conversion = "improved",
 ) -> NoGuaranteeError:
     """The refusal that names the candidate of least ε; `may_add_noise`: release noise was not tried and may help."""
-    epsilons = np.where(scored, candidate_epsilons(candidates, target.delta, accounting), np.inf)
+    epsilons = np.where(scored, candidate_epsilons(candidates, target.delta, accounting, conversion), np.inf)
     least = int(np.argmin(epsilons))
     if np.isinf(epsilons[least]):
         return no_finite_cost(accounting)
@@ -51,8 +52,10 @@ def smallest_reachable(
     return TargetOutOfReachError(target.epsilon, target.delta, float(epsilons[least]), str(recipe), hint)
 
 
-def candidate_epsilons(candidates: CandidateArrays, delta: float, accounting: Accounting) -> Array:
+def candidate_epsilons(
+    candidates: CandidateArrays, delta: float, accounting: Accounting, conversion: Conversion = "improved"
+) -> Array:
     """ε of each candidate by itself."""
     if accounting == "rdp":
-        return renyi_epsilon(DEFAULT_ORDERS, candidates.curves(DEFAULT_ORDERS), delta, "improved")
+        return renyi_epsilon(DEFAULT_ORDERS, candidates.curves(DEFAULT_ORDERS), delta, conversion)
     return candidates.epsilons(delta)
