@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from dpmerge.errors import InvalidInputError
+from dpmerge.report.heatmap_rows import heatmap_rows
 from dpmerge.report.plot_page import plot_page, write_plot_page
 from dpmerge.report.plot_pictures import DPI, plot_figure, settings, write_plot_pictures
 from dpmerge.report.plot_view import lines, ticks, view
@@ -297,13 +298,14 @@ def test_the_band_of_a_series_of_steps_has_the_same_steps(monkeypatch: pytest.Mo
     assert lower == [(x, y - 2) for x, y in upper]
 
 
-def test_panels_of_heatmaps_share_their_colour_scale(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_heatmaps_have_their_own_colour_scales(monkeypatch: pytest.MonkeyPatch) -> None:
     without_plotly(monkeypatch)
     text = page_of(HEATMAPS)
     charts = embedded(text)["charts"]
     assert list(charts) == [f"plot-0-{n}" for n in range(len(HEATMAPS.face.panels))]
-    assert len({(c["data"][0]["zmin"], c["data"][0]["zmax"]) for c in charts.values()}) == 1
-    assert all(len(chart["data"]) == 1 for chart in charts.values())
+    scales = {(c["data"][0]["zmin"], c["data"][0]["zmax"]) for c in charts.values()}
+    assert len(scales) == len(heatmap_rows(HEATMAPS.face)) > 1
+    assert all(trace["type"] == "scatter" for chart in charts.values() for trace in chart["data"][1:])
     assert "target" not in Elements(text).text
 
 

@@ -37,6 +37,7 @@ class InputModel:
     name: str
     epsilon: float
     utility: float
+    settings: str = ""  # how it was trained, as its owner knows it: C = 2, σ = 64
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,7 @@ class Analysis:
     recommendations: tuple[Recommendation, ...]  # by increasing target
     joint_epsilon: float  # of everything at once; infinite where there is no number
     caveats: tuple[str, ...]
+    command: str = "dpmerge plan PORTFOLIO"  # what makes a recommended plan, with its target and δ
 
     def document(self) -> dict[str, Any]:
         """As JSON: NaN as null, infinity as the string "inf"."""

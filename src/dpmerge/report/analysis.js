@@ -42,12 +42,12 @@
       parts.push(element("p", "Final: it holds only if nothing else of the runs it uses is ever released, " +
         "before or after. Of all plans on this page that are marked so, use one."));
     }
-    parts.push(element("p", `Weights and noise are rounded here. Exactly: dpmerge plan PORTFOLIO --epsilon ${target} ` +
-      `--delta ${report.delta}`));
+    parts.push(element("p", "Weights and noise are rounded here. Exactly this plan: ", element("code", chosen.command)));
     if (chosen.target < target) {
       parts.push(element("p", `This is the plan for target ε = ${chosen.targetShown}: ` +
-        "a plan for a smaller target also meets a larger one."));
+        `a plan for a smaller target also meets a larger one. Planned for ${target} itself it may come out better.`));
     }
+    if (chosen.falls) parts.push(element("p", chosen.falls));
     plan.replaceChildren(...parts);
   }
 
