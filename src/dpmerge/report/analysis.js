@@ -79,8 +79,11 @@
       within += cost <= level;
       return Number(cost > level);
     }));
-    Plotly.restyle(chart, { z: [above] }, [1]);
-    Plotly.restyle(chart, { "contours.start": level, "contours.end": level }, [2]);
+    const [, faded, border, ...lines] = chart.data;
+    faded.z = above;
+    Object.assign(border.contours, { start: level, end: level });
+    for (const line of lines) line.line.color = line.meta.level > target ? "#666666" : line.meta.colour;
+    Plotly.redraw(chart); // once for all of it
     document.querySelector(`[data-panel="${chart.id}"]`).textContent =
       `${shareInWords(within, inside)} of this triangle costs at most ε = ${target}.`;
   }

@@ -174,6 +174,7 @@ def _panels(drawing: Heatmaps, name: str, target: float | None) -> tuple[str, li
     parts: list[str] = []
     charts: list[Chart] = []
     place = 0
+    told = target is None  # what the red line is: once
     for row in heatmap_rows(drawing.face):
         figures = []
         for panel in row.panels:
@@ -189,7 +190,8 @@ def _panels(drawing: Heatmaps, name: str, target: float | None) -> tuple[str, li
                 figures.append(f'<figure>{caption}<div class="panel" id="{chart.id}"></div>{share}</figure>')
                 charts.append(chart)
             place += 1
-        scale = "" if row.axis is None else _scale(row.axis, row.panels, targeted=target is not None and not parts)
+        scale = "" if row.axis is None else _scale(row.axis, row.panels, targeted=not told)
+        told |= row.axis is not None
         wide = " wide-row" if len(row.panels) > 1 else ""
         parts.append(f'<div class="row{wide}">{scale}<div class="panels">{"".join(figures)}</div></div>')
     return f'<div class="rows" id="{name}">{"".join(parts)}</div>', charts

@@ -91,13 +91,15 @@ def _border(where: Trace, level: float) -> Trace:
 
 
 def _line(line: IsoLine, axis: Axis) -> Trace:
-    """Dark where the colours are light, and the other way round."""
+    """Dark where the colours are light, and the other way round; the page has another colour for it under the veil."""
+    colour = styles.on_cost(axis.place(line.level))
     return {
         "type": "scatter",
         "mode": "lines",
         "x": [None if math.isnan(x) else round(float(x), 4) for x in line.x],
         "y": [None if math.isnan(y) else round(float(y), 4) for y in line.y],
-        "line": {"color": styles.on_cost(axis.place(line.level)), "width": 1.2},
+        "line": {"color": colour, "width": 1.2},
+        "meta": {"level": line.level, "colour": colour},
         "hoverinfo": "skip",
     }
 
