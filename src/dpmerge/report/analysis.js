@@ -2,6 +2,7 @@
   const input = document.getElementById("target");
   const message = document.getElementById("message");
   const plan = document.getElementById("plan");
+  let drawn = false;
 
   function element(tag, text, ...children) {
     const made = document.createElement(tag);
@@ -109,12 +110,15 @@
       ? `costs ε = ${chosen.epsilonShown}`
       : report.smallest === null ? "no plan" : `no plan; smallest reached: ${report.smallest}`;
     describe(chosen, target);
-    drawTarget(target, chosen);
+    if (drawn) drawTarget(target, chosen);
   }
 
+  // The plan is there at once, whatever has been drawn by then.
+  document.getElementById("target-form").addEventListener("submit", (event) => event.preventDefault());
+  input.addEventListener("input", retarget);
+  retarget();
   drawCharts(() => {
-    document.getElementById("target-form").addEventListener("submit", (event) => event.preventDefault());
-    input.addEventListener("input", retarget);
+    drawn = true;
     retarget();
   });
 }
