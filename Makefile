@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 DEMO_INSTALLED := $(VENV)/.demo-installed
 INSTALLED := $(VENV)/.installed
 # Every install uses the versions that were tested together. Byte code is written when a module is first imported:
-# compiling all of plotly takes longer than the demo.
+# compiling all of scipy takes longer than the demo.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 
 .DEFAULT_GOAL := help
@@ -16,15 +16,15 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-# The demo draws its report with plotly; it has no use for torch, matplotlib or the test tools.
+# The demo needs no extra: the report carries what draws it.
 $(DEMO_INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(INSTALL) --editable . plotly
+	$(INSTALL) --editable .
 	touch $@
 
 $(INSTALLED): $(DEMO_INSTALLED)
 	$(INSTALL) --upgrade "pip>=25.1"  # --group is new there
-	$(INSTALL) --editable ".[report,torch,postgres]" --group dev
+	$(INSTALL) --editable ".[notebook,report,torch,postgres]" --group dev
 	touch $@
 
 demo: $(DEMO_INSTALLED)  ## the whole story on a shipped portfolio: inspect, plan, merge, verify, audit, ledger, report

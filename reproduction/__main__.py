@@ -73,8 +73,7 @@ def reproduce(
             from reproduction.run_experiments import preset_named, run
             from reproduction.run_experiments import redraw as draw_again
 
-            for name in ("matplotlib", "plotly"):  # before hours of work that end in pictures
-                import_module(name)
+            import_module("matplotlib")  # before hours of work that end in pictures
         except ImportError as missing:
             accepted = 'the extras torch and report: pip install "dpmerge[torch,report]"'
             raise InvalidInputError("reproduction", missing.name, accepted, found=f"no {missing.name}") from None

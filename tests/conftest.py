@@ -68,7 +68,7 @@ LONG = {
 """Single tests that take three seconds or more, elsewhere."""
 
 TRAINING = re.compile(r"^\s*(from|import) (torch|opacus|dpmerge\.training|dpmerge\.experiments|reproduction)\b", re.M)
-STARTING = {"subprocess", "multiprocessing", "fork", "ProcessPoolExecutor"}
+STARTING = {"NotebookClient", "subprocess", "multiprocessing", "fork", "ProcessPoolExecutor"}
 SERVERS = {"server", "database"}
 OURS = (str(HERE), str(HERE.parent / "soak"))
 """Whose functions are followed; what the package itself starts is not asked."""

@@ -20,6 +20,7 @@ REPRODUCTION = Path(__file__).parents[1] / "reproduction"
 
 # Each part may import the parts before it and itself. `errors` is free for all.
 ORDER = [
+    "notebook",
     "extras",
     "permissions",
     "console",
@@ -128,7 +129,7 @@ def test_accounting_imports_nothing_of_ours_but_errors() -> None:
 def test_attacks_and_estimators_import_nothing_of_the_accounting() -> None:
     """Attacks and estimators import nothing of what they test; what is claimed comes through four doors."""
     doors = ("claims", "release_attacks", "inputs", "audit")
-    beside = ("dpmerge.errors", "dpmerge.auditing")
+    beside = ("dpmerge.errors", "dpmerge.auditing", "dpmerge.notebook")
     for path in (SOURCE / "auditing").glob("*.py"):
         if path.stem in doors:
             continue
@@ -248,7 +249,17 @@ def test_the_terms_import_nothing_of_ours_but_the_accounting() -> None:
 
 
 def test_certificates_import_the_terms_and_the_accounting_and_no_other_part() -> None:
-    free = ("errors", "files", "permissions", "safetensors_header", "strict_yaml", "accounting", "terms", "certificate")
+    free = (
+        "errors",
+        "notebook",
+        "files",
+        "permissions",
+        "safetensors_header",
+        "strict_yaml",
+        "accounting",
+        "terms",
+        "certificate",
+    )
     for path in (SOURCE / "certificate").glob("*.py"):
         wrong = [name for name in imported_modules(path) if name.split(".")[1] not in free]
         assert not wrong, f"{path.name} imports {wrong}"

@@ -189,7 +189,7 @@ def test_the_python_of_the_audit_page_says_what_it_should() -> None:
     assert code.strip().splitlines()[-1] == f"# {result.stdout.strip()}"
 
 
-@pytest.mark.parametrize("page", ["plan", "merge", "feasible"])
+@pytest.mark.parametrize("page", ["plan", "merge", "feasible", "notebook"])
 def test_the_python_of_a_page_runs(page: str) -> None:
     for code in blocks(ROOT / "docs" / f"{page}.md", "python"):
         subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

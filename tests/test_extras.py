@@ -18,7 +18,8 @@ EXTRAS = {
     "torch": "torch",
     "opacus": "torch",
     "safetensors": "torch",
-    "plotly": "report",
+    "plotly": "notebook",
+    "pandas": "notebook",
     "matplotlib": "report",
     "psycopg": "postgres",
 }
@@ -28,7 +29,11 @@ ASKING = {
     "the recorder, without opacus": ("import dpmerge.training", "opacus"),
     "torch's evaluator": ("import dpmerge.evaluation.torch_evaluator", "torch"),
     "the ledger": ("from dpmerge.ledger import Ledger; Ledger.open('postgresql://somewhere/x')", "psycopg"),
-    "a report": ("run('frontier', 'MODELS', '--delta', '1e-5', '-o', 'report.html')", "plotly"),
+    "a frame": ("from dpmerge import Portfolio; Portfolio.load('MODELS').to_frame()", "pandas"),
+    "a figure": (
+        "from dpmerge import Portfolio, plan; plan(Portfolio.load('MODELS'), epsilon=1, delta=1e-5).plot()",
+        "plotly",
+    ),
     "a picture": ("run('frontier', 'MODELS', '--delta', '1e-5', '--figures', 'figures')", "matplotlib"),
 }
 

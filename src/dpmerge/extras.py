@@ -1,4 +1,4 @@
-"""Packages that only some of dpmerge needs, installed as extras: `report`, `torch`, `postgres`.
+"""Packages that only some of dpmerge needs, installed as extras: `notebook`, `report`, `torch`, `postgres`.
 
 Guarantees: whatever is missing, the error is one line that names the package, and the extra that brings it.
 Refuses: to go on without it.
@@ -12,7 +12,7 @@ from typing import Literal
 
 from dpmerge.errors import MissingExtraError
 
-Extra = Literal["report", "torch", "postgres"]
+Extra = Literal["notebook", "report", "torch", "postgres"]
 
 
 @contextmanager

@@ -311,7 +311,7 @@ def test_a_set_of_any_number_of_models_is_drawn(count: int) -> None:
 
 def test_without_plotly_a_plot_is_refused_in_one_line(mnist: Portfolio, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
-    with pytest.raises(MissingExtraError, match=r"dpmerge\[report\]"):
+    with pytest.raises(MissingExtraError, match=r"dpmerge\[notebook\]"):
         found(mnist).plot(grid=0.1)
 
 

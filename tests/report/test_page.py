@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,16 +14,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+import dpmerge as dpm
+from dpmerge.cli import app
 from dpmerge.errors import InvalidInputError, MissingExtraError
 from dpmerge.planning.analysis import BANNER, Analysis
-from dpmerge.report import page_parts
+from dpmerge.report import page_parts, wording
 from dpmerge.report.analysis_page import default_target, page, write_page
 from dpmerge.report.analysis_plots import analysis_plots, frontier_plot
 from dpmerge.report.axes import Axis
-from dpmerge.report.plot_charts import Chart, panel_chart, plot_chart
+from dpmerge.report.heatmap_rows import heatmap_rows, inside
+from dpmerge.report.iso_lines import HIGH, WIDE, iso_lines
+from dpmerge.report.jumps import with_jumps
+from dpmerge.report.panel_charts import panel_chart
+from dpmerge.report.plot_charts import Chart, plot_chart
 from dpmerge.report.plot_pictures import write_plot_pictures
-from dpmerge.report.plot_view import face_axis, view
+from dpmerge.report.plot_view import view
+from dpmerge.report.plots import Heatmaps
 from dpmerge.report.styles import styles
 from report.analyses import ALL, HOSTILE, bare, hostile, losses, ordinary
 
@@ -86,7 +96,7 @@ def test_a_page_loads_nothing_from_elsewhere(analysis, monkeypatch: pytest.Monke
 
 def test_a_page_contains_the_script_of_plotly() -> None:
     text = page(bare())
-    assert len(text) > 1_000_000
+    assert 1_000_000 < len(text.encode()) < 3_000_000
     assert not re.search(r"<script[^>]+src", text)
     assert len(Elements(text).scripts) == 3
 
@@ -138,25 +148,150 @@ def test_values_that_are_not_finite_are_gaps_in_charts() -> None:
     assert frontier.data[0]["x"][3] is None
     assert frontier.data[0]["x"][5] is None
     assert set(frontier.data[1]["y"]) == {None}
-    face = hostile().faces[0]
-    panel = panel_chart(face, face.panels[0], "p", 0.5)
-    assert panel.data[0]["z"][0][0] is None
-    assert panel.data[1]["z"][0][0] is None
-    assert panel.data[0]["text"][2][3] == "∞"
+    drawing = heatmaps(hostile())
+    [row, *_] = heatmap_rows(drawing.face)
+    costs = panel_chart(drawing, row.panels[0], row.axis, "p", 0.5).costs
+    assert costs[0].split(" ")[0] == "–"
+    assert costs[2].split(" ")[3] == "∞"
 
 
-def test_the_veil_of_a_panel_covers_what_costs_more_than_the_target() -> None:
+def heatmaps(analysis: Analysis) -> Heatmaps:
+    return next(drawing for drawing in analysis_plots(analysis) if isinstance(drawing, Heatmaps))
+
+
+def test_the_figures_of_a_panel_are_rounded_up_and_sent_once() -> None:
+    drawing = heatmaps(ordinary())
+    for row in heatmap_rows(drawing.face):
+        for panel in row.panels:
+            chart = panel_chart(drawing, panel, row.axis, "p", 0.7)
+            assert all(trace["z"] == [] for trace in chart.data[:3])
+            for i, sent in enumerate(chart.costs):
+                exact = panel.epsilons[i, : len(panel.epsilons) - i]
+                assert np.all(np.array(sent.split(" "), dtype=float) >= exact)
+                assert np.allclose(np.array(sent.split(" "), dtype=float), exact, rtol=1e-5)
+
+
+def test_each_row_of_panels_has_a_scale_of_its_own_that_every_panel_spans() -> None:
+    rows = heatmap_rows(ordinary().faces[0])
+    assert [panel for row in rows for panel in row.panels] == list(ordinary().faces[0].panels)
+    assert len({row.axis for row in rows}) == len(rows)
+    for row in rows:
+        for panel in row.panels:
+            span = inside(panel).max() - np.quantile(inside(panel), 0.02)
+            assert span >= 0.499 * (row.axis.high - row.axis.low)
+
+
+def test_a_panel_of_one_colour_is_words_on_the_page_and_in_pictures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_plotly(monkeypatch)
     face = ordinary().faces[0]
-    veil = panel_chart(face, face.panels[1], "p", 0.7).data[1]["z"]
-    for row, costs in zip(veil, face.panels[1].epsilons, strict=True):
-        for faded, cost in zip(row, costs, strict=True):
-            assert faded == (None if np.isnan(cost) else float(cost > 0.7))
+    same = np.where(np.isnan(face.panels[2].epsilons), np.nan, 1.25)
+    same[0, 0] = 0.5
+    flat = replace(face, panels=(*face.panels[:2], replace(face.panels[2], epsilons=same)))
+    analysis = replace(ordinary(), faces=(flat,))
+    assert [row.axis is None for row in heatmap_rows(flat)] == [False, True]
+    text = page(analysis)
+    assert "face-0-2" not in embedded(text)["charts"]
+    assert "all three, in any shares" in Elements(text).text
+    assert f"only {face.names[2]}0.5000" in Elements(text).text
+    assert write_plot_pictures([heatmaps(analysis)], tmp_path)
 
 
-def test_panels_of_a_face_share_their_colours() -> None:
-    face = ordinary().faces[0]
-    ends = {tuple(panel_chart(face, p, "p", 0.7).data[0][key] for key in ("zmin", "zmax")) for p in face.panels}
-    assert len(ends) == 1
+@pytest.mark.parametrize("analysis", [ordinary, hostile])
+def test_lines_of_equal_cost_are_where_they_say_and_their_numbers_do_not_meet(analysis) -> None:
+    for row in heatmap_rows(analysis().faces[0]):
+        for panel in row.panels if row.axis is not None else ():
+            found = iso_lines(panel, row.axis)
+            assert len(found) >= 2
+            places = [line.place for line in found if line.place is not None]
+            assert places
+            for n, (x, y) in enumerate(places):
+                assert all(abs(x - a) > WIDE or abs(y - b) > HIGH for a, b in places[:n])
+            steps = len(panel.epsilons) - 1
+            for line in found:
+                x, y = (values[~np.isnan(values)] * steps for values in (line.x, line.y))
+                around = np.stack(
+                    [
+                        panel.epsilons[rounded(y), columned(x)]
+                        for rounded in (np_floor, np_ceil)
+                        for columned in (np_floor, np_ceil)
+                    ]
+                )
+                assert np.all(np.nanmin(around, axis=0) <= line.level * (1 + 1e-9))
+                assert np.all(np.nanmax(around, axis=0) >= line.level * (1 - 1e-9))
+
+
+def np_floor(values: np.ndarray) -> np.ndarray:
+    return np.floor(values + 1e-9).astype(int)
+
+
+def np_ceil(values: np.ndarray) -> np.ndarray:
+    return np.ceil(values - 1e-9).astype(int)
+
+
+def test_corners_are_named_by_how_the_models_were_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_plotly(monkeypatch)
+    models = tuple(replace(model, settings=f"C = 2, σ = {n}") for n, model in enumerate(ordinary().models))
+    charts = embedded(page(replace(ordinary(), models=models)))["charts"]
+    corners = [each["text"] for each in charts["face-0-0"]["layout"]["annotations"][:3]]
+    assert corners == [f"{model.name}<br>{model.settings}" for model in models]
+
+
+def test_a_line_is_broken_where_a_model_drops_out_and_nowhere_else() -> None:
+    x = np.linspace(0, 1, 21)
+    jumping = np.where(x == 0, 0.1, 1 + 0.01 * x)
+    assert np.flatnonzero(np.isnan(with_jumps(x, jumping)[1])).tolist() == [1]
+    steep = np.sqrt(x)
+    assert not np.isnan(with_jumps(x, steep)[1]).any()
+    both = np.where((x == 0) | (x == 1), 0.1, 1 + 0.01 * x)
+    assert np.flatnonzero(np.isnan(with_jumps(x, both)[0])).tolist() == [1, 21]
+    assert with_jumps(x[:2], x[:2])[0].size == 2
+
+
+def test_rdp_is_a_pale_thin_line_beside_its_exact_one() -> None:
+    chart = frontier_chart(ordinary(), 1.0)
+    for curve, trace in zip(ordinary().curves, chart.data, strict=False):
+        assert (trace["line"]["width"] < 2) == (curve.accounting == "rdp")
+    by_name = {curve.name: trace["line"]["color"] for curve, trace in zip(ordinary().curves, chart.data, strict=False)}
+    exact, renyi = by_name["random selection, PLD"], by_name["random selection, RDP"]
+    assert sum(int(renyi[k : k + 2], 16) for k in (1, 3, 5)) > 150 + sum(int(exact[k : k + 2], 16) for k in (1, 3, 5))
+
+
+def test_the_command_of_a_plan_names_its_own_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_plotly(monkeypatch)
+    data = embedded(page(ordinary()))
+    for plan in data["plans"]:
+        assert plan["command"] == f"dpmerge plan PORTFOLIO --epsilon {plan['target']!r} --delta 1e-05"
+
+
+def test_the_plans_of_a_report_are_what_their_commands_make() -> None:
+    analysis = dpm.frontier(dpm.Portfolio.load("examples/mnist"), 1e-5, targets=6)
+    assert len(analysis.recommendations) > 3
+    for plan in analysis.recommendations[::2]:
+        [program, *words] = shlex.split(wording.command(analysis, plan))
+        assert program == "dpmerge"
+        result = CliRunner().invoke(app, [*words, "--json"])
+        assert result.exit_code == 0
+        made = json.loads(result.stdout)
+        assert made["guarantee"]["epsilon"] == plan.epsilon
+        assert tuple(made["probabilities"]) == tuple(p for p, _ in plan.outcomes)
+        assert made["theorem"] == plan.theorem
+
+
+def test_a_utility_that_falls_as_epsilon_grows_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_plotly(monkeypatch)
+    assert wording.falls(ordinary()) == ""
+    plans = list(ordinary().recommendations)
+    plans[3] = replace(plans[3], utility=0.5)
+    fallen = replace(ordinary(), recommendations=tuple(plans))
+    words = wording.falls(fallen)
+    assert "More ε does not always help here: accuracy is 0.5 for the plan of target ε = " in words
+    text = page(fallen)
+    assert words in Elements(text).text
+    assert [bool(plan["falls"]) for plan in embedded(text)["plans"]] == [n == 3 for n in range(len(plans))]
+    lower = replace(fallen, utility=replace(fallen.utility, higher_is_better=False))
+    assert "lower is better" in wording.falls(lower)
 
 
 def test_utilities_of_which_lower_is_better_have_a_logarithmic_axis() -> None:
@@ -214,7 +349,7 @@ def test_an_analysis_of_nothing_has_axes_that_are_not_empty() -> None:
     seen = view(frontier_plot(empty))
     assert all(axis.low < axis.high for axis in (seen.across, seen.up))
     assert default_target(empty) == 1.0
-    assert face_axis(replace(ordinary().faces[0], panels=())).low == 0
+    assert heatmap_rows(replace(ordinary().faces[0], panels=())) == []
 
 
 def test_writing_a_page_again_replaces_it_and_leaves_no_other_file(
@@ -236,17 +371,23 @@ def test_writing_a_page_into_a_missing_folder_or_over_a_folder_is_refused(tmp_pa
     assert [file.name for file in tmp_path.iterdir()] == ["taken"]
 
 
-@pytest.mark.parametrize("library", ["plotly", "matplotlib"])
-def test_a_missing_drawing_library_is_an_error_of_one_line(
-    library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in [name for name in sys.modules if name.split(".")[0] == library]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, library, None)
+def test_a_missing_drawing_library_is_an_error_of_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for library in ("plotly", "matplotlib"):
+        for name in [name for name in sys.modules if name.split(".")[0] == library]:
+            monkeypatch.delitem(sys.modules, name)
+        monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(MissingExtraError) as caught:
-        page(bare()) if library == "plotly" else write_plot_pictures(analysis_plots(bare()), tmp_path)
+        write_plot_pictures(analysis_plots(bare()), tmp_path)
     assert 'pip install "dpmerge[report]"' in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert "plotly.js (cartesian" in page(bare())  # the page carries what draws it
+
+
+def test_the_script_in_the_wheel_is_the_one_that_was_looked_at() -> None:
+    script = page_parts.part("plotly-cartesian.min.js").encode()
+    decided = (Path(__file__).parents[2] / "docs" / "decisions" / "0015-plotly-in-the-wheel.md").read_text()
+    assert hashlib.sha256(script).hexdigest() in decided
+    assert "MIT" in page_parts.part("plotly-cartesian.LICENSE.txt")
 
 
 def test_text_and_numbers_need_no_drawing_library() -> None:

@@ -64,6 +64,13 @@ def test_curves_that_are_not_proved_are_not_drawn_in_the_printed_plot() -> None:
     assert set(drawn) == {" ", MODEL}
 
 
+def test_a_utility_that_falls_as_epsilon_grows_is_said_in_a_terminal() -> None:
+    first, *others = ordinary().recommendations
+    fallen = replace(ordinary(), recommendations=(replace(first, utility=2.0), *others))
+    assert "More ε does not always help here" in " ".join(printed(fallen).split())
+    assert "More ε does not always help here" not in " ".join(printed(ordinary()).split())
+
+
 def test_an_analysis_of_nothing_prints() -> None:
     empty = replace(bare(), models=(), curves=())
     assert "No plan was found" in printed(empty)

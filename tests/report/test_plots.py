@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from dpmerge.errors import InvalidInputError
+from dpmerge.report.heatmap_rows import heatmap_rows
 from dpmerge.report.plot_page import plot_page, write_plot_page
 from dpmerge.report.plot_pictures import DPI, plot_figure, settings, write_plot_pictures
 from dpmerge.report.plot_view import lines, ticks, view
@@ -288,6 +289,21 @@ def test_the_traces_of_a_chart_hold_its_points_its_band_and_its_errors(monkeypat
     assert buttons == ["0 2", "1 3"]
 
 
+@pytest.mark.parametrize("logarithmic", [False, True])
+def test_names_of_points_in_a_picture_do_not_meet(logarithmic: bool) -> None:
+    near = [1.0, 1.01, 1.02, 1.05, 1.05, 1.3, 1.9, 2.0, 2.0]
+    named = points(
+        near, [5, 5.1, 5, 5.2, 5.2, 9, 2, 2.1, 2.05], line=False, points=tuple(f"model-{n}@200" for n in range(9))
+    )
+    with settings():
+        figure = plot_figure(replace(plot(named), log_x=logarithmic))
+        figure.draw_without_rendering()
+        boxes = [text.get_window_extent() for text in figure.axes[0].texts]
+    assert len(boxes) >= 5
+    assert not any(one.overlaps(other) for n, one in enumerate(boxes) for other in boxes[:n])
+    assert all(figure.bbox.contains(*corner) for box in boxes for corner in (box.min, box.max))
+
+
 def test_the_band_of_a_series_of_steps_has_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     without_plotly(monkeypatch)
     band = embedded(page_of(plot(points([0, 1, 3], [1, 2, 4], [1, 1, 1], steps=True))))["charts"]["plot-0"]["data"][0]
@@ -297,13 +313,14 @@ def test_the_band_of_a_series_of_steps_has_the_same_steps(monkeypatch: pytest.Mo
     assert lower == [(x, y - 2) for x, y in upper]
 
 
-def test_panels_of_heatmaps_share_their_colour_scale(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_heatmaps_have_their_own_colour_scales(monkeypatch: pytest.MonkeyPatch) -> None:
     without_plotly(monkeypatch)
     text = page_of(HEATMAPS)
     charts = embedded(text)["charts"]
     assert list(charts) == [f"plot-0-{n}" for n in range(len(HEATMAPS.face.panels))]
-    assert len({(c["data"][0]["zmin"], c["data"][0]["zmax"]) for c in charts.values()}) == 1
-    assert all(len(chart["data"]) == 1 for chart in charts.values())
+    scales = {(c["data"][0]["zmin"], c["data"][0]["zmax"]) for c in charts.values()}
+    assert len(scales) == len(heatmap_rows(HEATMAPS.face)) > 1
+    assert all(trace["type"] == "scatter" for chart in charts.values() for trace in chart["data"][1:])
     assert "target" not in Elements(text).text
 
 

@@ -169,7 +169,7 @@ def test_a_second_reproduction_in_the_same_folder_at_once_is_refused(tmp_path: P
     assert [path.name for path in runs.parent.iterdir()] == ["runs"]
 
 
-@pytest.mark.parametrize("missing", ["plotly", "matplotlib"])
+@pytest.mark.parametrize("missing", ["matplotlib"])
 def test_a_missing_extra_is_refused_before_anything_is_measured(
     missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from dpmerge import notebook
 from dpmerge.auditing.attacks import Array
+from dpmerge.auditing.printed_figures import SYMBOLS, above, below
+from dpmerge.errors import printable
 
 Verdict = Literal["violated", "tight", "consistent"]
 Quantity = Literal["epsilon", "delta"]
@@ -74,6 +77,16 @@ class Finding:
     subject: str
     claim: Claim
     estimate: Estimate
+
+    def __repr__(self) -> str:
+        symbol = SYMBOLS[self.estimate.quantity]
+        claimed = f"{symbol} = {above(self.claim.value)} by {self.claim.by}"
+        shown = f"{symbol} ≥ {below(self.estimate.bound)} shown"
+        return printable(f"Finding({self.subject}: {self.verdict}; {shown}, {claimed})")
+
+    def _repr_html_(self) -> str:
+        """In a notebook."""
+        return notebook.cell_html(self)
 
     @property
     def tightness(self) -> float | None:

@@ -43,8 +43,15 @@ class Verification:
     certificate: Certificate | None = None  # None if it cannot be read at all
 
     def __repr__(self) -> str:
-        found = "verified" if self.verified else f"not verified: {'; '.join(self.problems)}"
+        more = f"; and {len(self.problems) - 3} more" if len(self.problems) > 3 else ""
+        found = "verified" if self.verified else f"not verified: {'; '.join(self.problems[:3])}{more}"
         return f"Verification({str(self.path)!r}: {printable(found)})"
+
+    def _repr_html_(self) -> str:
+        """In a notebook; who only verifies loads nothing of it."""
+        from dpmerge.notebook import cell_html
+
+        return cell_html(self)
 
     @property
     def version(self) -> int | None:

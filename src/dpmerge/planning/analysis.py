@@ -13,7 +13,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from dpmerge import notebook
 from dpmerge.accounting.validation import Array
+from dpmerge.errors import printable
 from dpmerge.evaluation import score_cache
 
 Accounting = Literal["pld", "rdp"]
@@ -37,6 +39,7 @@ class InputModel:
     name: str
     epsilon: float
     utility: float
+    settings: str = ""  # how it was trained, as its owner knows it: C = 2, σ = 64
 
 
 @dataclass(frozen=True)
@@ -130,6 +133,23 @@ class Analysis:
     joint_epsilon: float  # of everything at once; infinite where there is no number
     caveats: tuple[str, ...]
     banner: str = BANNER  # what stands above whatever shows it
+    command: str = "dpmerge plan PORTFOLIO"  # what makes a recommended plan, with its target and δ
+
+    def __repr__(self) -> str:
+        found = f"{len(self.curves)} curves, {len(self.recommendations)} plans, {len(self.models)} models"
+        return printable(f"Analysis({self.title}: {found} at δ = {self.delta:g}; not for release)")
+
+    def _repr_html_(self) -> str:
+        """In a notebook."""
+        return notebook.cell_html(self)
+
+    def plot(self) -> Any:
+        """The frontier: the best utility of each method at each ε, as a figure of plotly. Not for release."""
+        return notebook.figure(self)
+
+    def to_frame(self) -> Any:
+        """The points of its frontiers as a frame of pandas. Not for release."""
+        return notebook.frame(self)
 
     def document(self) -> dict[str, Any]:
         """As JSON: NaN as null, infinity as the string "inf"."""

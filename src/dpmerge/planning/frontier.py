@@ -10,8 +10,10 @@ curves and targets: the linear program is then solved for every target on what i
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +35,7 @@ from dpmerge.planning.frontier_curves import FrontierCurves, Scoring, Utilities
 from dpmerge.planning.objectives import LeastNoise
 from dpmerge.planning.paper_frontier import paper_frontier
 from dpmerge.planning.plan import Plan
-from dpmerge.planning.preferences import preferred
+from dpmerge.planning.planner import plan
 from dpmerge.planning.simplex_sweeps import edge, face, proved
 from dpmerge.planning.usable_checkpoints import UsableCheckpoint, UsableCheckpoints, usable_checkpoints
 from dpmerge.planning.weight_search import covered_checkpoints
@@ -120,7 +122,7 @@ def frontier(
         delta=delta,
         utility=curves.utilities.axis,
         models=tuple(
-            InputModel(checkpoint.name, checkpoint.epsilon, utility)
+            InputModel(checkpoint.name, checkpoint.epsilon, utility, checkpoint.run.settings)
             for checkpoint, utility in zip(usable.checkpoints, curves.of_checkpoints, strict=True)
         ),
         curves=tuple(curves.curves(grid)),
@@ -129,6 +131,7 @@ def frontier(
         recommendations=tuple(_recommendation(plan, curves.utilities) for plan in plans),
         joint_epsilon=float(np.inf) if joint is None else joint,
         caveats=tuple(_caveats(portfolio, plans, scoring)),
+        command=_command(portfolio),
     )
 
 
@@ -208,15 +211,18 @@ def _assumed(usable: UsableCheckpoints, grid: Array) -> list[CandidateBatch]:
 
 
 def _plans(usable: UsableCheckpoints, grid: Array, progress: Progressed | None) -> Iterator[Plan]:
-    """The default plan for each target that can be met."""
+    """What `dpmerge plan` makes of each target that can be met."""
     for done, epsilon in enumerate(grid.tolist(), start=1):
-        try:
-            rounded = float(f"{epsilon:.3g}")
-            yield preferred(_search(usable, rounded, "auto"))
-        except (NoGuaranteeError, InvalidInputError):  # out of reach, or no noise recorded to plan by
-            pass
+        with suppress(NoGuaranteeError, InvalidInputError):  # out of reach, or no noise recorded to plan by
+            yield plan(usable.portfolio, epsilon=float(f"{epsilon:.3g}"), delta=usable.delta)
         if progress is not None:
             progress(done, len(grid))
+
+
+def _command(portfolio: Portfolio) -> str:
+    """The verb that plans, with this portfolio and what is allowed in it."""
+    allowed = [word for name in sorted(portfolio.allowed) for word in ("--allow", name)]
+    return shlex.join(["dpmerge", "plan", str(portfolio.listing or portfolio.path), *allowed])
 
 
 def _recommendation(plan: Plan, utilities: Utilities) -> Recommendation:

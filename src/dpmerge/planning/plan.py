@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dpmerge import notebook
 from dpmerge.accounting.exposure import Exposure
 from dpmerge.accounting.premises import Premise, independent_draw, of_all
 from dpmerge.accounting.profile import PrivacyProfile
@@ -270,6 +271,18 @@ class Plan:
         from dpmerge.planning.plan_notes import plan_notes
 
         return [*self.remarks, *plan_notes(self)]
+
+    def _repr_html_(self) -> str:
+        """In a notebook."""
+        return notebook.cell_html(self)
+
+    def plot(self) -> Any:
+        """δ at each ε: what the plan promises beside what its candidates would, as a figure of plotly."""
+        return notebook.figure(self)
+
+    def to_frame(self) -> Any:
+        """Its candidates as a frame of pandas: probability, recipe, own ε, theorem, predicted noise."""
+        return notebook.frame(self)
 
     def suggestions(self) -> list[Suggestion]:
         """What one more run or checkpoint would save: plans up to eight times, so only when asked.

@@ -22,6 +22,9 @@ from dpmerge.planning.usable_checkpoints import UsableCheckpoint, UsableCheckpoi
 
 ACCOUNTINGS: tuple[Accounting, ...] = ("rdp", "pld")
 
+NEAR, NEAR_POINTS = 1e-12, 30
+"""The smallest share of a model beside none, and how many there are from it to the first of equal distance."""
+
 
 def face(
     usable: UsableCheckpoints,
@@ -82,7 +85,7 @@ def edge(
         usable: The checkpoints of a portfolio, at a δ.
         two: The models.
         theorem: By which combinations are accounted for; `auto`: the tightest that is proved.
-        points: How many weights.
+        points: How many weights at equal distances; there are more near both ends, where ε is steep or jumps.
         conversion: How a Rényi divergence becomes an ε.
 
     Returns:
@@ -93,7 +96,8 @@ def edge(
     """
     if len(two) != 2:
         raise InvalidInputError("edge", [checkpoint.name for checkpoint in two], "two checkpoints")
-    shares = np.linspace(0, 1, points)
+    near = np.geomspace(NEAR, 1 / points, NEAR_POINTS, endpoint=False)  # where a model all but drops out
+    shares = np.unique(np.concatenate([np.linspace(0, 1, points), near, 1 - near]))
     rows = np.column_stack([1 - shares, shares])
     lines = []
     for accounting in ACCOUNTINGS:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from dpmerge import notebook
 from dpmerge.accounting import validation
 from dpmerge.accounting.combination import THEOREMS, Bound, LinearCombination
 from dpmerge.accounting.exposure import Checkpoint, Exposure
@@ -20,6 +21,7 @@ from dpmerge.accounting.gaussian import GaussianProfile
 from dpmerge.accounting.mechanisms import DpSgd
 from dpmerge.accounting.one_shot_mechanisms import AccountantHistory
 from dpmerge.accounting.premises import Premise
+from dpmerge.accounting.rounding import format_up
 from dpmerge.console import PlainConsole
 from dpmerge.errors import InvalidInputError, NoGuaranteeError
 from dpmerge.portfolio.portfolio import Portfolio
@@ -68,6 +70,20 @@ class Inspection:
         text = StringIO()
         print_inspection(self, PlainConsole(file=text, width=TABLE_WIDTH))
         return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
+
+    def __repr__(self) -> str:
+        together = "no figure" if self.everything.epsilon is None else f"ε = {format_up(self.everything.epsilon)}"
+        count = sum(map(len, self.costs.values()))
+        place = str(self.portfolio.path)
+        return f"Inspection({place!r}: {count} checkpoints; everything at once: {together} at δ = {self.delta:g})"
+
+    def _repr_html_(self) -> str:
+        """In a notebook."""
+        return notebook.cell_html(self)
+
+    def to_frame(self) -> Any:
+        """Its checkpoints as a frame of pandas, with what each costs."""
+        return notebook.frame(self)
 
     def document(self) -> dict[str, Any]:
         """As the JSON that `--json` prints."""
@@ -164,7 +180,7 @@ def inspect(
     return Inspection(
         portfolio,
         delta,
-        {run.id: tuple(zip(run.checkpoints, _costs(run, delta), strict=True)) for run in portfolio.runs},
+        {run.id: tuple(zip(run.checkpoints, checkpoint_costs(run, delta), strict=True)) for run in portfolio.runs},
         groups,
         cost_of([portfolio.last(run) for run in portfolio.runs], delta),
         tuple(caveats(portfolio)),
@@ -207,7 +223,7 @@ def _failing(bound: Bound) -> tuple[Premise, ...]:
     return tuple(premise for premise in bound.premises if not premise.holds)
 
 
-def _costs(run: Run, delta: float) -> list[Cost]:
+def checkpoint_costs(run: Run, delta: float) -> list[Cost]:
     """ε at each checkpoint: of a sampled run all prefixes at once."""
     steps = [saved.step for saved in run.checkpoints]
     sampled = run.mechanism.costs if isinstance(run.mechanism, AccountantHistory) else run.mechanism

@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args
 
+from dpmerge import notebook
 from dpmerge.accounting.exposure import Adjacency, Checkpoint, Exposure
 from dpmerge.errors import InvalidInputError, NotCombinableError, PortfolioError
 from dpmerge.files import is_file
@@ -22,6 +23,9 @@ from dpmerge.portfolio.recorded_runs import Run, SavedCheckpoint
 from dpmerge.portfolio.run_reading import read_run
 from dpmerge.terms.portfolio_facts import Allowance
 from dpmerge.terms.run_record import shared_map_voucher
+
+MOST_NAMED = 12
+"""Runs that are named where a portfolio is shown on one line."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,17 @@ class Portfolio:
         return cls(home, runs, complete, frozenset(allowed), contents, ignored, listing_file)
 
     def __repr__(self) -> str:
-        return f"Portfolio({str(self.path)!r}: {', '.join(run.id for run in self.runs)})"
+        named = [run.id for run in self.runs[:MOST_NAMED]]
+        more = [f"… ({len(self.runs)} runs)"] if len(self.runs) > MOST_NAMED else []
+        return f"Portfolio({str(self.path)!r}: {', '.join([*named, *more])})"
+
+    def _repr_html_(self) -> str:
+        """In a notebook."""
+        return notebook.cell_html(self)
+
+    def to_frame(self, delta: float = 1e-5) -> Any:
+        """Its checkpoints as a frame of pandas: run, step, settings, public metrics, and what each costs at δ."""
+        return notebook.frame(self, delta=delta)
 
     @property
     def dataset(self) -> str:

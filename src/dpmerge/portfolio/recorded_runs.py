@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from dpmerge.accounting.exposure import Checkpoint, Mechanism
+from dpmerge.accounting.rounding import value_range
 from dpmerge.errors import (
     ManifestError,
     PrivateMetricError,
@@ -23,6 +24,7 @@ from dpmerge.portfolio.manifest import MANIFEST_NAME, Manifest, Metric
 from dpmerge.portfolio.samples import Sample
 from dpmerge.portfolio.tensors import TensorEntry, read_samples, weights_digest
 from dpmerge.terms.checkpoint_reference import CheckpointReference
+from dpmerge.terms.mechanism_schema import DpSgdFacts, HistoryFacts
 
 INDEX_SUFFIX = ".json"
 
@@ -97,6 +99,17 @@ class Run:
     @property
     def id(self) -> str:
         return self.manifest.run
+
+    @property
+    def settings(self) -> str:
+        """What its owner knows it by, where it was trained with clipping and noise: C = 2, σ = 64."""
+        facts = self.manifest.mechanism
+        if not isinstance(facts, DpSgdFacts | HistoryFacts):
+            return ""
+        noise = f"σ = {value_range(block.noise_multiplier for block in facts.blocks)}"
+        if not isinstance(facts, DpSgdFacts):
+            return noise
+        return f"C = {value_range(block.clip_norm for block in facts.blocks)}, {noise}"
 
     @property
     def file(self) -> Path:

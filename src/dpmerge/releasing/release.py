@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
+from dpmerge import notebook
 from dpmerge.accounting.rounding import format_up
 from dpmerge.certificate.audited import Audited
 from dpmerge.certificate.keys import Passphrase, read_private
@@ -55,6 +56,10 @@ class Release:
     def __repr__(self) -> str:
         stated = self.guarantee
         return f"Release({str(self.path)!r}: ε = {stated.epsilon:g} at δ = {stated.delta!r}, {self.release_id})"
+
+    def _repr_html_(self) -> str:
+        """In a notebook."""
+        return notebook.cell_html(self)
 
     @property
     def guarantee(self) -> Guarantee:

@@ -2,6 +2,7 @@
   const input = document.getElementById("target");
   const message = document.getElementById("message");
   const plan = document.getElementById("plan");
+  let drawn = false;
 
   function element(tag, text, ...children) {
     const made = document.createElement(tag);
@@ -42,12 +43,12 @@
       parts.push(element("p", "Final: it holds only if nothing else of the runs it uses is ever released, " +
         "before or after. Of all plans on this page that are marked so, use one."));
     }
-    parts.push(element("p", `Weights and noise are rounded here. Exactly: dpmerge plan PORTFOLIO --epsilon ${target} ` +
-      `--delta ${report.delta}`));
+    parts.push(element("p", "Weights and noise are rounded here. Exactly this plan: ", element("code", chosen.command)));
     if (chosen.target < target) {
       parts.push(element("p", `This is the plan for target ε = ${chosen.targetShown}: ` +
-        "a plan for a smaller target also meets a larger one."));
+        `a plan for a smaller target also meets a larger one. Planned for ${target} itself it may come out better.`));
     }
+    if (chosen.falls) parts.push(element("p", chosen.falls));
     plan.replaceChildren(...parts);
   }
 
@@ -79,8 +80,11 @@
       within += cost <= level;
       return Number(cost > level);
     }));
-    Plotly.restyle(chart, { z: [above] }, [1]);
-    Plotly.restyle(chart, { "contours.start": level, "contours.end": level }, [2]);
+    const [, faded, border, ...lines] = chart.data;
+    faded.z = above;
+    Object.assign(border.contours, { start: level, end: level });
+    for (const line of lines) line.line.color = line.meta.level > target ? "#666666" : line.meta.colour;
+    Plotly.redraw(chart); // once for all of it
     document.querySelector(`[data-panel="${chart.id}"]`).textContent =
       `${shareInWords(within, inside)} of this triangle costs at most ε = ${target}.`;
   }
@@ -106,12 +110,15 @@
       ? `costs ε = ${chosen.epsilonShown}`
       : report.smallest === null ? "no plan" : `no plan; smallest reached: ${report.smallest}`;
     describe(chosen, target);
-    drawTarget(target, chosen);
+    if (drawn) drawTarget(target, chosen);
   }
 
+  // The plan is there at once, whatever has been drawn by then.
+  document.getElementById("target-form").addEventListener("submit", (event) => event.preventDefault());
+  input.addEventListener("input", retarget);
+  retarget();
   drawCharts(() => {
-    document.getElementById("target-form").addEventListener("submit", (event) => event.preventDefault());
-    input.addEventListener("input", retarget);
+    drawn = true;
     retarget();
   });
 }

@@ -1,7 +1,7 @@
 """The report as one page: figures that answer to a target ε, the plans behind them, and what to beware of.
 
 Guarantees: those of `page_parts`; the banner of the analysis stands above the page.
-Refuses: to be made without plotly.
+Refuses: folders that do not exist.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dpmerge.errors import printable
-from dpmerge.planning.analysis import BANNER, Analysis, Recommendation
+from dpmerge.planning.analysis import Analysis, Recommendation
 from dpmerge.report import wording
 from dpmerge.report.analysis_plots import analysis_plots
 from dpmerge.report.analysis_tables import models_table, plans_table
@@ -32,7 +32,7 @@ def write_page(analysis: Analysis, file: Path) -> None:
         file: Where to; its folder must exist.
 
     Raises:
-        InvalidInputError: plotly or the folder is missing.
+        InvalidInputError: The folder is missing.
     """
     existing_folder(file.parent)
     write_whole(file, page(analysis).encode())
@@ -45,7 +45,9 @@ def page(analysis: Analysis) -> str:
     main = Template(part("analysis.html")).substitute(
         target=f"{target:g}",
         figures="\n".join(html for html, _ in figures),
-        plans=table(plans_table(analysis)) if analysis.recommendations else "<p>No plan was found.</p>",
+        plans=_falls(analysis) + table(plans_table(analysis))
+        if analysis.recommendations
+        else "<p>No plan was found.</p>",
         models=table(models_table(analysis)),
         caveats=_caveats(analysis),
     )
@@ -55,12 +57,11 @@ def page(analysis: Analysis) -> str:
         [_joint(analysis)],
         main,
         [chart for _, charts in figures for chart in charts],
-        banner=BANNER,
+        banner=analysis.banner,
         script=part("analysis.js"),
         utility=printable(analysis.utility.name),
-        plans=[_plan(plan) for plan in analysis.recommendations],
+        plans=[_plan(analysis, plan) for plan in analysis.recommendations],
         smallest=_smallest(analysis),
-        delta=f"{analysis.delta:g}",
     )
 
 
@@ -77,7 +78,7 @@ def default_target(analysis: Analysis) -> float:
     return float(f"{np.median(costs):.2g}") if costs else DEFAULT_TARGET
 
 
-def _plan(plan: Recommendation) -> dict[str, Any]:
+def _plan(analysis: Analysis, plan: Recommendation) -> dict[str, Any]:
     """Figures as numbers to compare and draw, and in words to show."""
     return {
         "target": plan.target,
@@ -88,6 +89,8 @@ def _plan(plan: Recommendation) -> dict[str, Any]:
         "utilityShown": wording.utility(plan.utility),
         "theorem": wording.accounted(plan),
         "final": plan.final,
+        "command": wording.command(analysis, plan),
+        "falls": wording.falls(analysis, plan),
         "outcomes": [
             {"probability": wording.percent(probability), "recipe": printable(recipe)}
             for probability, recipe in plan.outcomes
@@ -98,6 +101,11 @@ def _plan(plan: Recommendation) -> dict[str, Any]:
 def _smallest(analysis: Analysis) -> str | None:
     costs = [plan.epsilon for plan in analysis.recommendations if math.isfinite(plan.epsilon)]
     return wording.epsilon(min(costs)) if costs else None
+
+
+def _falls(analysis: Analysis) -> str:
+    words = wording.falls(analysis)
+    return f"<p>{as_text(words)}</p>" if words else ""
 
 
 def _joint(analysis: Analysis) -> str:

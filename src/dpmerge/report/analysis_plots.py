@@ -12,11 +12,14 @@ import numpy as np
 
 from dpmerge.accounting.validation import Array
 from dpmerge.errors import printable
-from dpmerge.planning.analysis import BANNER, Analysis, Curve, Edge, Face, Line, Panel
+from dpmerge.planning.analysis import Analysis, Curve, Edge, Face, Line, Panel
 from dpmerge.report import wording
 from dpmerge.report.axes import Axis
+from dpmerge.report.jumps import with_jumps
 from dpmerge.report.plots import Drawing, Heatmaps, Plot, Series, values
 from dpmerge.report.styles import MODELS, styles
+
+PALE = "Strong lines are exact (PLD); the pale thin line of the same colour is by RDP, which overstates ε."
 
 
 def analysis_plots(analysis: Analysis) -> list[Drawing]:
@@ -29,7 +32,7 @@ def analysis_plots(analysis: Analysis) -> list[Drawing]:
         `frontier`; `face-N` for each three models swept; `edge-N` and `theorems-N` for each two.
     """
     drawings: list[Drawing] = [frontier_plot(analysis)]
-    drawings += [_heatmaps(face, f"face-{n}") for n, face in enumerate(analysis.faces) if face.panels]
+    drawings += [_heatmaps(analysis, face, f"face-{n}") for n, face in enumerate(analysis.faces) if face.panels]
     for number, edge in enumerate(analysis.edges):
         drawings += _edge_plots(analysis, edge, number)
     return drawings
@@ -68,7 +71,7 @@ def frontier_plot(analysis: Analysis) -> Plot:
         words=(
             "ε bounds what a release can reveal about any one person or record: smaller is more private. "
             f"Each line shows the best {name} ({how}; {wording.direction(utility)}) that one way of merging reaches "
-            "within a given ε; a diamond is a model as it was trained."
+            f"within a given ε; a diamond is a model as it was trained. {PALE}"
         ),
         across=f"ε at δ = {analysis.delta:g} (smaller is more private)",
         up=f"{wording.short(utility.name)} ({wording.direction(utility)})",
@@ -76,22 +79,25 @@ def frontier_plot(analysis: Analysis) -> Plot:
         log_x=Axis.of(each.x[seen] for each, seen in zip(series, shown, strict=True)).log,
         log_y=Axis.of((each.y[seen] for each, seen in zip(series, shown, strict=True)), wide=wide).log,
         epsilon="x",
-        banner=BANNER,
+        banner=analysis.banner,
     )
 
 
-def _heatmaps(face: Face, name: str) -> Heatmaps:
+def _heatmaps(analysis: Analysis, face: Face, name: str) -> Heatmaps:
     first, second, third = (printable(model) for model in face.names)
+    known = {model.name: printable(model.settings) for model in analysis.models}
     return Heatmaps(
         name=name,
         heading=f"Sharing among three models: {_list(face.names)}",
         words=(
             "Each point of a triangle divides the whole among three models: as the chances of drawing one of them, or "
-            "as their weights in an average. Colour is the ε this costs. Lower right is all "
-            f"{first}, upper left all {second}, lower left all {third}. {_accounted(face.panels)}"
+            "as their weights in an average. Colour is the ε this costs; along a line with a number it is that. "
+            f"The corners are the models alone: {first} at one end of the base, {third} at the other, {second} on top. "
+            f"Each row of triangles has a scale of its own. {_accounted(face.panels)}"
         ),
         face=face,
-        banner=BANNER,
+        corners=tuple(known.get(model, "") for model in face.names),  # type: ignore[arg-type]
+        banner=analysis.banner,
     )
 
 
@@ -105,7 +111,7 @@ def _edge_plots(analysis: Analysis, edge: Edge, number: int) -> Iterator[Plot]:
             f"Drawing or averaging: {_list(edge.names)}",
             f"From {first} alone at the left to {second} alone at the right. The share is the chance with which "
             f"{second} is drawn, or its weight in the average; the height is the ε that this costs. "
-            f"{_accounted(edge.lines)}",
+            f"A point beside a line is a jump: there a model drops out. {PALE} {_accounted(edge.lines)}",
         ),
         (
             "theorems",
@@ -116,17 +122,18 @@ def _edge_plots(analysis: Analysis, edge: Edge, number: int) -> Iterator[Plot]:
         ),
     ):
         if lines:
+            broken = [with_jumps(edge.weights, line.epsilons) for line in lines]
             yield Plot(
                 name=f"{name}-{number}",
                 heading=heading,
                 words=words,
                 across=f"share of {wording.short(edge.names[1])} (rest: {wording.short(edge.names[0])})",
                 up=f"ε at δ = {analysis.delta:g}",
-                series=tuple(_series(analysis, lines, [edge.weights] * len(lines), [line.epsilons for line in lines])),
+                series=tuple(_series(analysis, lines, *zip(*broken, strict=True))),
                 x_range=(-0.02, 1.02),
                 log_y=Axis.of(line.epsilons for line in lines).log,
                 epsilon="y",
-                banner=BANNER,
+                banner=analysis.banner,
             )
 
 
@@ -140,7 +147,7 @@ def _series(
             y=y,
             colour=style.colour,
             dashed=style.dashed,
-            marks="dots" if style.marked else "none",
+            thin=style.thin,
             steps=isinstance(line, Curve),
         )
         for line, style, x, y in zip(lines, styles(lines, analysis), xs, ys, strict=True)

@@ -17,8 +17,11 @@ from dpmerge.extras import needs_extra
 from dpmerge.planning.analysis import Face, Panel
 from dpmerge.planning.feasible_set import FeasibleSet
 from dpmerge.report import wording
+from dpmerge.report.axes import Axis
 from dpmerge.report.feasible_table import singles_and_sample
-from dpmerge.report.plot_charts import Chart, panel_chart, plot_chart
+from dpmerge.report.heatmap_rows import heatmap_rows
+from dpmerge.report.panel_charts import panel_chart
+from dpmerge.report.plot_charts import Chart, plot_chart
 from dpmerge.report.plot_pictures import write_plot_pictures
 from dpmerge.report.plots import COLOURS, Drawing, Heatmaps, Plot, Series
 from dpmerge.report.styles import TARGET
@@ -59,7 +62,7 @@ def plotly_figure(found: FeasibleSet, *, grid: float | None = None) -> Any:
     Raises:
         MissingExtraError: plotly is not installed.
     """
-    with needs_extra("report", by="a plot"):
+    with needs_extra("notebook", by="a plot"):
         from plotly.graph_objects import Figure
     drawing = feasible_drawing(found, grid=grid)
     chart = _chart(drawing, found)
@@ -79,8 +82,10 @@ def write_feasible_picture(found: FeasibleSet, file: Path, *, grid: float | None
 def _chart(drawing: Drawing, found: FeasibleSet) -> Chart:
     if isinstance(drawing, Plot):
         return plot_chart(drawing, drawing.name, found.target.epsilon if drawing.epsilon else None)
-    (panel,) = drawing.face.panels
-    return panel_chart(drawing.face, panel, drawing.name)
+    (row,) = heatmap_rows(drawing.face)
+    (panel,) = row.panels
+    axis = row.axis or Axis.of([panel.epsilons[np.isfinite(panel.epsilons)]])  # one colour is still a region
+    return panel_chart(drawing, panel, axis, drawing.name)
 
 
 def _line(found: FeasibleSet, grid: float, name: str) -> Plot:

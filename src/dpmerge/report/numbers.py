@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from dpmerge.planning.analysis import BANNER, Analysis, Curve, Edge, Face, Line, Panel
+from dpmerge.planning.analysis import Analysis, Curve, Edge, Face, Line, Panel
 from dpmerge.report.whole_files import existing_folder, write_whole
 
 Cell = str | float | bool | None
@@ -28,7 +28,9 @@ _ORIGIN = ("method", "accounting", "theorem", "proved")
 def write_numbers(analysis: Analysis, folder: Path) -> list[Path]:
     """Write them all, and say which."""
     existing_folder(folder)
-    written = [write_whole(folder / f"{name}.csv", _csv(head, rows)) for name, head, rows in _tables(analysis)]
+    written = [
+        write_whole(folder / f"{name}.csv", _csv(analysis.banner, head, rows)) for name, head, rows in _tables(analysis)
+    ]
     document = json.dumps(analysis.document(), indent=2, allow_nan=False, ensure_ascii=False)
     written.append(write_whole(folder / "analysis.json", f"{document}\n".encode()))
     return written
@@ -81,9 +83,9 @@ def _origin(line: Curve | Panel | Line) -> tuple[Cell, ...]:
     return line.name, line.method, line.accounting, line.theorem, line.proved
 
 
-def _csv(head: Sequence[str], rows: Iterable[Sequence[Cell]]) -> bytes:
+def _csv(banner: str, head: Sequence[str], rows: Iterable[Sequence[Cell]]) -> bytes:
     stream = io.StringIO()
-    stream.write(f"# {BANNER}\n")
+    stream.write(f"# {banner}\n")
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow([_cell(name) for name in head])
     writer.writerows([_cell(value) for value in row] for row in rows)

@@ -1,12 +1,13 @@
 """What pages are made of: the frame, a section for each figure, tables.
 
 Guarantees: one file that loads nothing from anywhere and may load nothing; all that comes from data is text on it.
-Refuses: to be made without plotly, whose JavaScript it carries.
+Refuses: tables with rows of different lengths.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from html import escape
 from importlib import resources
@@ -16,11 +17,12 @@ from typing import Any
 import numpy as np
 
 from dpmerge.errors import InvalidInputError, printable
-from dpmerge.extras import needs_extra
-from dpmerge.planning.analysis import Face, Panel
+from dpmerge.planning.analysis import Panel
 from dpmerge.report import wording
-from dpmerge.report.plot_charts import Chart, panel_chart, plot_chart
-from dpmerge.report.plot_view import face_axis
+from dpmerge.report.axes import Axis
+from dpmerge.report.heatmap_rows import heatmap_rows, listed
+from dpmerge.report.panel_charts import panel_chart
+from dpmerge.report.plot_charts import Chart, plot_chart
 from dpmerge.report.plots import Drawing, Heatmaps, Series, Table
 from dpmerge.report.styles import COSTS
 
@@ -58,10 +60,8 @@ def framed(
     Returns:
         The page.
 
-    Raises:
-        InvalidInputError: plotly is missing.
     """
-    drawn = {chart.id: {"data": chart.data, "layout": chart.layout} for chart in charts}
+    drawn = {chart.id: {"data": chart.data, "layout": chart.layout, "costs": chart.costs} for chart in charts}
     return Template(part("page.html")).substitute(
         title=as_text(title),
         subtitle=as_text(subtitle),
@@ -87,9 +87,7 @@ def figure(drawing: Drawing, name: str, target: float | None = None) -> tuple[st
         Heading, words, note and where the charts go; and the charts.
     """
     if isinstance(drawing, Heatmaps):
-        panels = enumerate(drawing.face.panels)
-        charts = [panel_chart(drawing.face, panel, f"{name}-{place}", target) for place, panel in panels]
-        content = _panels(drawing.face, charts, name, targeted=target is not None)
+        content, charts = _panels(drawing, name, target)
     else:
         charts = [plot_chart(drawing, name, target)]
         content = _chart(charts[0])
@@ -138,9 +136,8 @@ def part(name: str) -> str:
 
 
 def _plotly_script() -> str:
-    with needs_extra("report", by="the HTML report"):
-        from plotly.offline import get_plotlyjs
-    return str(get_plotlyjs())
+    """The part of plotly.js that draws lines, heatmaps and contours: docs/decisions/0015-plotly-in-the-wheel.md."""
+    return part("plotly-cartesian.min.js")
 
 
 def _embedded(data: Any) -> str:
@@ -165,28 +162,55 @@ def _swatch(series: Series) -> str:
     colour = escape(series.colour)
     marks = _SWATCHES["dots" if series.marks == "none" and not series.line else series.marks].format(colour)
     dashes = ' stroke-dasharray="7 4"' if series.dashed else ""
-    return (f'<path d="M0 7 H30" stroke="{colour}" stroke-width="3"{dashes}/>' if series.line else "") + marks
+    return (
+        f'<path d="M0 7 H30" stroke="{colour}" stroke-width="{1.5 if series.thin else 4}"{dashes}/>'
+        if series.line
+        else ""
+    ) + marks
 
 
-def _panels(face: Face, charts: Sequence[Chart], name: str, *, targeted: bool) -> str:
-    """Small multiples: as many side by side as fit, one scale of colours for all."""
-    axis = face_axis(face)
-    ticks = "".join(f"<span>{wording.epsilon(value)}</span>" for value in axis.ticks(5))
+def _panels(drawing: Heatmaps, name: str, target: float | None) -> tuple[str, list[Chart]]:
+    """Small multiples: as many side by side as fit, over a scale of colours for each row; and what is drawn."""
+    parts: list[str] = []
+    charts: list[Chart] = []
+    place = 0
+    told = target is None  # what the red line is: once
+    for row in heatmap_rows(drawing.face):
+        figures = []
+        for panel in row.panels:
+            caption = f"<figcaption>{escape(wording.label(panel))}</figcaption>"
+            if row.axis is None:
+                names = tuple(wording.short(model) for model in drawing.face.names)
+                shown = table(Table("", ("who has a share", "ε"), listed(panel, names)))  # type: ignore[arg-type]
+                note = "One figure wherever all three have a share: there is nothing to colour."
+                figures.append(f'<figure>{caption}{shown}<p class="share">{note}</p></figure>')
+            else:
+                chart = panel_chart(drawing, panel, row.axis, f"{name}-{place}", target)
+                share = "" if target is None else f'<p class="share" data-panel="{chart.id}"></p>'
+                figures.append(f'<figure>{caption}<div class="panel" id="{chart.id}"></div>{share}</figure>')
+                charts.append(chart)
+            place += 1
+        scale = "" if row.axis is None else _scale(row.axis, row.panels, targeted=not told)
+        told |= row.axis is not None
+        wide = " wide-row" if len(row.panels) > 1 else ""
+        parts.append(f'<div class="row{wide}">{scale}<div class="panels">{"".join(figures)}</div></div>')
+    return f'<div class="rows" id="{name}">{"".join(parts)}</div>', charts
+
+
+def _scale(axis: Axis, panels: Sequence[Panel], *, targeted: bool) -> str:
+    """What the colours of a row mean."""
+    ticks = [wording.epsilon(value) for value in axis.ticks(5)]
+    below = any(np.nanmin(panel.epsilons, initial=math.inf) < axis.low * (1 - 1e-9) for panel in panels)
+    shown = "".join(f"<span>{tick}</span>" for tick in [("≤ " if below else "") + ticks[0], *ticks[1:]])
     said = [
         *(["equal steps are equal ratios"] if axis.log else []),
-        *(["grey has no finite ε"] if any(map(_has_no_number, face.panels)) else []),
+        *(["grey has no finite ε"] if any(map(_has_no_number, panels)) else []),
         *(["the red line and the faded part show where ε is at, and above, the target"] if targeted else []),
     ]
     remarks = f" ({'; '.join(said)})" if said else ""
-    drawn = "".join(
-        f'<figure><figcaption>{escape(wording.label(panel))}</figcaption><div class="panel" id="{chart.id}"></div>'
-        + (f'<p class="share" data-panel="{chart.id}"></p></figure>' if targeted else "</figure>")
-        for panel, chart in zip(face.panels, charts, strict=True)
-    )
     return (
         f'<div class="scale"><div class="bar" style="background:linear-gradient(to right,{",".join(COSTS)})"></div>'
-        f'<div class="ticks">{ticks}</div><p>ε{remarks}</p></div>\n'
-        f'<div class="panels" id="{name}">{drawn}</div>'
+        f'<div class="ticks">{shown}</div><p>ε{remarks}</p></div>'
     )
 
 

@@ -43,6 +43,8 @@ def print_analysis(analysis: Analysis, console: Console) -> None:
     console.print()
     if analysis.recommendations:
         _print_table(plans_table(analysis), console, " (a plan also meets every larger target)")
+        if falls := wording.falls(analysis):
+            console.print(Text(f"{falls}\n"))
     else:
         console.print(Text("No plan was found."))
     _print_table(models_table(analysis), console)

@@ -1,7 +1,7 @@
 """Figures for a page, as plotly.js takes them: plain dictionaries, no plotly needed to make them.
 
 Guarantees: what is not finite becomes a gap; names stand where plotly reads text, escaped, never where it reads a
-template; the target ε is the first shape, or the last two traces of a panel, so that the page can move it.
+template; the target ε is the first shape, so that the page can move it. Heatmaps are in `panel_charts`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 
 from dpmerge.errors import printable
-from dpmerge.planning.analysis import Face, Panel
 from dpmerge.report import styles, wording
 from dpmerge.report.axes import Axis
-from dpmerge.report.plot_view import Visible, face_axis, lines, ticks, view
+from dpmerge.report.plot_view import Visible, lines, ticks, view
 from dpmerge.report.plots import Plot, Series
 
 Trace = dict[str, Any]
@@ -26,9 +25,13 @@ Trace = dict[str, Any]
 ACROSS, UP, NAME = 42, 32, 40
 """Characters of a title of an axis, and of a name that is pointed at, on one line: they fit a phone."""
 
-FADED = "rgba(255,255,255,0.72)"
-INVISIBLE = "rgba(255,255,255,0)"
 FONT = {"family": "system-ui, sans-serif", "size": 13, "color": "#222"}
+
+TARGET_NAME = {
+    **{"text": "┄ target ε", "font": {"color": styles.TARGET, "size": 12}, "showarrow": False},
+    **{"x": 1, "y": 1, "xref": "paper", "yref": "paper", "xanchor": "right", "yanchor": "bottom"},
+}
+"""Above the plot, where it covers nothing wherever the line is moved."""
 
 _SYMBOLS = {"none": "circle", "dots": "circle", "diamonds": "diamond", "squares": "square"}
 _SIZES = {"none": 7, "dots": 7, "diamonds": 10, "squares": 8}
@@ -50,6 +53,7 @@ class Chart:
     data: list[Trace]
     layout: dict[str, Any]
     legend: tuple[Legend, ...] = ()
+    costs: tuple[str, ...] = ()  # of a heatmap: ε in rows, which the page spreads over its traces
 
 
 def plot_chart(plot: Plot, name: str, target: float | None = None) -> Chart:
@@ -74,81 +78,16 @@ def plot_chart(plot: Plot, name: str, target: float | None = None) -> Chart:
         Legend(series, (*([list(bands).index(place)] if place in bands else []), len(bands) + place))
         for place, series in enumerate(plot.series)
     )
-    drawn = _layout(_axis(seen.across, plot.across, ACROSS), _axis(seen.up, plot.up, UP))
+    drawn = layout(_axis(seen.across, plot.across, ACROSS), _axis(seen.up, plot.up, UP))
     drawn["margin"]["r"] = 24  # for the half of a long number
     drawn["xaxis"]["autotickangles"] = [0, -45, -90]  # turned so that it stays inside
     if target is not None:
         drawn["shapes"] = [_target(plot, target)]
+        drawn["annotations"] = [TARGET_NAME]
         if plot.epsilon == "x":
             ring = {"symbol": "circle-open", "size": 17, "color": styles.TARGET, "line": {"width": 3}}
             data.append({"type": "scatter", "mode": "markers", "x": [], "y": [], "marker": ring, "hoverinfo": "skip"})
     return Chart(name, data, drawn, legend)
-
-
-def panel_chart(face: Face, panel: Panel, name: str, target: float | None = None) -> Chart:
-    """ε over the simplex, in the colours that all panels share.
-
-    Args:
-        face: The three models, and all panels.
-        panel: The one to be drawn.
-        name: The id of the element it is drawn in.
-        target: An ε; there is a veil over what costs more, and a border between.
-
-    Returns:
-        What plotly draws; its layout says whether the colours are of the logarithm of ε.
-    """
-    axis = face_axis(face)
-    shares = np.linspace(0, 1, len(panel.epsilons))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        heights = np.log10(panel.epsilons) if axis.log else panel.epsilons
-    first, second, third = (wording.short(model) for model in face.names)
-    where: Trace = {"x": numbers(shares), "y": numbers(shares), "showscale": False}
-    costs: Trace = {
-        "type": "heatmap",
-        "z": [numbers(row) for row in heights],
-        **where,
-        "zmin": axis.ends[0],
-        "zmax": axis.ends[1],
-        "colorscale": [[n / (len(styles.COSTS) - 1), colour] for n, colour in enumerate(styles.COSTS)],
-        "text": [[wording.epsilon(value) for value in row] for row in panel.epsilons],
-        "customdata": [[max(0.0, round(1 - a - b, 9)) for a in shares] for b in shares],
-        "hovertemplate": (
-            f"ε = %{{text}}<br>%{{x:.3g}} {_literal(first)}<br>%{{y:.3g}} {_literal(second)}"
-            f"<br>%{{customdata:.3g}} {_literal(third)}<extra></extra>"
-        ),
-        "hoverongaps": False,
-    }
-    drawn = _layout(
-        *(
-            {"title": {"text": f"share of {_escaped(model)}", "font": FONT}, "range": [-0.03, 1.03], "dtick": 0.25}
-            for model in (first, second)
-        )
-    )
-    drawn["meta"] = {"log": axis.log}
-    ground = {"type": "path", "path": "M 0,0 L 1,0 L 0,1 Z", "fillcolor": styles.NO_NUMBER, "line": {"width": 0}}
-    drawn["shapes"] = [{**ground, "layer": "below"}]
-    if target is None:
-        return Chart(name, [costs], drawn)
-    level = axis.scaled(target) if target > 0 else axis.ends[0]
-    veil = {
-        "type": "heatmap",
-        "z": [[None if z is None else float(z > level) for z in row] for row in costs["z"]],
-        **where,
-        "zmin": 0,
-        "zmax": 1,
-        "colorscale": [[0, INVISIBLE], [1, FADED]],
-        "hoverinfo": "skip",
-    }
-    border = {
-        "type": "contour",
-        "z": costs["z"],
-        **where,
-        "autocontour": False,
-        "contours": {"start": level, "end": level, "size": 1, "coloring": "none"},
-        "line": {"color": styles.TARGET, "width": 2.5, "smoothing": 0.5},
-        "hoverinfo": "skip",
-    }
-    return Chart(name, [costs, veil, border], drawn)
 
 
 def numbers(values: Iterable[float]) -> list[float | None]:
@@ -160,7 +99,7 @@ def _line(plot: Plot, series: Series, points: Visible) -> Trace:
     trace: Trace = {
         "type": "scatter",
         "mode": ("lines+markers" if points.marked.any() else "lines") if series.line else "markers",
-        "name": _escaped(series.label),
+        "name": escaped(series.label),
         "x": numbers(points.x),
         "y": numbers(points.y),
         "customdata": [
@@ -168,7 +107,7 @@ def _line(plot: Plot, series: Series, points: Visible) -> Trace:
             for x, y, error in zip(series.x, series.y, points.high - points.y, strict=True)
         ],
         "hovertemplate": [_told(plot, name) for name in series.points] or _told(plot, series.label),
-        "line": {"color": series.colour, "width": 2.5, **_stroke(series)},
+        "line": {"color": series.colour, "width": 1.5 if series.thin else 3, **_stroke(series)},
         "marker": {
             "symbol": _SYMBOLS[series.marks],
             "size": [int(size) for size in np.where(points.marked, _SIZES[series.marks], 0)],
@@ -216,19 +155,15 @@ def _band(series: Series, points: Visible) -> Trace:
 
 def _target(plot: Plot, target: float) -> dict[str, Any]:
     """A line across the whole plot."""
-    upright = plot.epsilon == "x"
-    free, fixed = ("y", "x") if upright else ("x", "y")
-    font = {"color": styles.TARGET, "size": 12}
-    label = {"text": "target ε", "textposition": "end", "textangle": 0, "yanchor": "bottom", "font": font}
+    free, fixed = ("y", "x") if plot.epsilon == "x" else ("x", "y")
     return {
         "type": "line",
         "line": {"color": styles.TARGET, "width": 2, "dash": "dot"},
-        "label": {**label, "xanchor": "center" if upright else "right"},
         **{f"{fixed}0": target, f"{fixed}1": target, f"{free}0": 0, f"{free}1": 1, f"{free}ref": "paper"},
     }
 
 
-def _layout(across: dict[str, Any], up: dict[str, Any]) -> dict[str, Any]:
+def layout(across: dict[str, Any], up: dict[str, Any]) -> dict[str, Any]:
     """What all charts have in common, around two axes."""
     common = {"gridcolor": styles.GRID, "zeroline": False, "linecolor": "#888", "ticks": "outside", "tickcolor": "#888"}
     return {
@@ -246,7 +181,7 @@ def _layout(across: dict[str, Any], up: dict[str, Any]) -> dict[str, Any]:
 
 def _axis(axis: Axis, title: str, width: int) -> dict[str, Any]:
     """From where to where; a logarithmic axis has plain numbers."""
-    words = "<br>".join(map(_escaped, lines(title, width)))
+    words = "<br>".join(map(escaped, lines(title, width)))
     drawn: dict[str, Any] = {"title": {"text": words, "font": FONT}, "range": list(axis.ends)}
     if axis.log:
         written = ticks(axis)
@@ -260,16 +195,16 @@ def _number(plot: Plot, axis: str, value: float) -> str:
 
 def _told(plot: Plot, name: str) -> str:
     """What is said of a point when it is pointed at."""
-    called = "<br>".join(f"<b>{_literal(line)}</b>" for line in lines(name, NAME))
-    across, up = ("<br>".join(map(_literal, lines(title, NAME))) for title in (plot.across, plot.up))
+    called = "<br>".join(f"<b>{literal(line)}</b>" for line in lines(name, NAME))
+    across, up = ("<br>".join(map(literal, lines(title, NAME))) for title in (plot.across, plot.up))
     return f"{called}<br>{across}: %{{customdata[0]}}<br>{up}: %{{customdata[1]}}<extra></extra>"
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
     """Plotly reads a little HTML in every text."""
     return html.escape(printable(text), quote=False)
 
 
-def _literal(text: str) -> str:
+def literal(text: str) -> str:
     """Inside a template: a name with %{…} in it would be read as one."""
-    return _escaped(text).replace("%{", "%\u200b{")
+    return escaped(text).replace("%{", "%\u200b{")

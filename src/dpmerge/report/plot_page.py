@@ -1,7 +1,7 @@
 """Plots, heatmaps and tables as one page: figures that say what they show when pointed at, their words, then tables.
 
 Guarantees: those of `page_parts`; the banner of a figure stands above the page.
-Refuses: to be made without plotly; tables with rows of different lengths.
+Refuses: tables with rows of different lengths.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def write_plot_page(
         file: Where to; its folder must exist.
 
     Raises:
-        InvalidInputError: plotly or the folder is missing, or a table has rows of different lengths.
+        InvalidInputError: The folder is missing, or a table has rows of different lengths.
     """
     existing_folder(file.parent)
     write_whole(file, plot_page(title, subtitle, introduction, drawings, tables).encode())

@@ -38,6 +38,12 @@ LEGEND_WIDTH = 44
 MOST_NAMES = 12
 """Points named beside their marks; more would cover the lines."""
 
+POINTS_ACROSS, POINTS_UP, LETTER = 450.0, 230.0, 5.2
+"""About the size of what is inside the axes, and of a letter of a name, in points."""
+
+Box = tuple[float, float, float, float]
+"""Left, below, right, above."""
+
 BAND = 0.18
 """How much of its colour a band has: lines and other bands are seen through it."""
 
@@ -113,7 +119,7 @@ def plot_figure(drawing: Drawing) -> Figure:
     Raises:
         InvalidInputError: A series has x, y and error of different lengths.
     """
-    figure = triangles(drawing.face) if isinstance(drawing, Heatmaps) else _plot(drawing)
+    figure = triangles(drawing) if isinstance(drawing, Heatmaps) else _plot(drawing)
     _head(figure, drawing)
     return figure
 
@@ -177,7 +183,11 @@ def _legend_height(names: Sequence[str]) -> float:
 def _stroke(series: Series) -> dict[str, Any]:
     if not series.line:
         return {"color": series.colour, "linestyle": "none"}
-    return {"color": series.colour, "linewidth": 1.8, "linestyle": (0, (5, 3)) if series.dashed else "-"}
+    return {
+        "color": series.colour,
+        "linewidth": 1.1 if series.thin else 2.0,
+        "linestyle": (0, (5, 3)) if series.dashed else "-",
+    }
 
 
 def _draw(axes: Axes, series: Series, points: Visible) -> None:
@@ -191,7 +201,7 @@ def _draw(axes: Axes, series: Series, points: Visible) -> None:
         **_MARKERS[series.marks],
         markevery=points.marked.nonzero()[0].tolist(),
         drawstyle="steps-post" if series.steps else "default",
-        zorder=3 if series.line else 4,
+        zorder=(2.5 if series.thin else 3) if series.line else 4,
         in_layout=False,
         clip_on=False,  # the axes are around all points, and a mark at their edge is seen whole
     )
@@ -206,22 +216,45 @@ def _draw(axes: Axes, series: Series, points: Visible) -> None:
 
 
 def _name_points(axes: Axes, series: Series, points: Visible, seen: View) -> None:
-    """Beside its mark, unless they are many."""
+    """Beside its mark, where that covers no other name and no other mark; unless they are many."""
     named = [(n, x, y) for n, x, y in zip(series.points, points.x, points.y, strict=False) if np.isfinite(x)]
-    for name, x, y in named if len(named) <= MOST_NAMES else ():
-        # Left of the middle the name stands at the right of its mark, else at the left: never outside.
-        right = seen.across.place(x) < 0.5
+    marks = [(POINTS_ACROSS * seen.across.place(x), POINTS_UP * seen.up.place(y)) for _, x, y in named]
+    taken = [(x - 4, y - 4, x + 4, y + 4) for x, y in marks]
+    for (name, x, y), mark in zip(named, marks, strict=True) if len(named) <= MOST_NAMES else ():
+        text = wording.short(name)
+        found = next((at for at in _beside(mark, len(text)) if not any(_meet(at[1], box) for box in taken)), None)
+        if found is None:
+            continue  # the tables have it
+        (right, up), box = found
+        taken.append(box)
         axes.annotate(
-            wording.short(name),
+            text,
             (x, y),
-            (8 if right else -8, 6 if seen.up.place(y) < 0.1 else -12),
+            (8 if right else -8, up),
             textcoords="offset points",
             ha="left" if right else "right",
+            va="center",
             fontsize=8,
             color=series.colour,
             bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.5},
             zorder=6,
         )
+
+
+def _beside(mark: tuple[float, float], length: int) -> Iterator[tuple[tuple[bool, int], Box]]:
+    """Where a name may stand, and what it takes: left of the middle at the right of its mark first; never outside."""
+    x, y = mark
+    wide = LETTER * length
+    for right in (x < POINTS_ACROSS / 2, x >= POINTS_ACROSS / 2):
+        for up in (-9, 9, -20, 20, 0):
+            left = x + 8 if right else x - 8 - wide
+            box = (left, y + up - 6, left + wide, y + up + 6)
+            if box[0] >= 0 and box[2] <= POINTS_ACROSS and box[1] >= 0:
+                yield (right, up), box
+
+
+def _meet(one: Box, other: Box) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
 def _handle(series: Series) -> tuple[Artist, ...]:

@@ -16,7 +16,6 @@ import numpy.typing as npt
 
 from dpmerge.accounting.validation import Array
 from dpmerge.errors import InvalidInputError, printable
-from dpmerge.planning.analysis import Face
 from dpmerge.report.axes import TINY, Axis
 from dpmerge.report.plots import Plot, Series
 
@@ -74,11 +73,6 @@ def view(plot: Plot) -> View:
     # An error that reaches zero, or nearly, would stretch a logarithmic axis without end: it is shown for a decade.
     up = Axis.of((ends for s in seen for ends in (s.y, np.maximum(s.low, s.y / 10), s.high)), wide=1.0)
     return View(across, up, tuple(replace(s, low=np.maximum(s.low, up.low)) for s in seen))
-
-
-def face_axis(face: Face) -> Axis:
-    """The scale of colours that all panels share; no margin, for the ends are colours that occur."""
-    return Axis.of((panel.epsilons for panel in face.panels), padding=0.0)
 
 
 def ticks(axis: Axis) -> dict[float, str]:

@@ -33,6 +33,7 @@ class Series:
     colour: str
     error: Array | None = None
     dashed: bool = False  # what is not proved
+    thin: bool = False  # what another line beside it says better
     marks: Literal["none", "dots", "diamonds", "squares"] = "none"
     line: bool = True
     steps: bool = False  # a frontier: what one target reaches, the next does
@@ -74,12 +75,13 @@ class Plot:
 
 @dataclass(frozen=True, kw_only=True)
 class Heatmaps:
-    """ε over the simplex of three models, several panels on one scale."""
+    """ε over the simplex of three models, in rows that have a scale each."""
 
     name: str
     heading: str
     words: str
     face: Face
+    corners: tuple[str, str, str] = ("", "", "")  # how each model was trained, as its owner knows it
     note: str = ""
     banner: str = ""
 

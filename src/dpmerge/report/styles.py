@@ -1,4 +1,4 @@
-"""How a line looks: colour for what is released and by which theorem, dots for RDP, dashes for what is not proved.
+"""How a line looks: colour for what is released and by which theorem, pale for RDP, dashes for what is not proved.
 
 Guarantees: colours that colour-blind readers can tell apart, the same for the same thing in every figure; no two lines
 of one figure look alike as long as there are colours left.
@@ -28,13 +28,18 @@ COSTS = (
 """Viridis, backwards: what is light costs little."""
 
 
+def on_cost(place: float) -> str:
+    """A colour that is seen on that of a cost at this place of the scale, from 0 to 1."""
+    return "#222222" if place < 0.5 else "#FFFFFF"
+
+
 @dataclass(frozen=True)
 class Style:
     """Of one line."""
 
     colour: str
     dashed: bool
-    marked: bool
+    thin: bool  # by RDP, which overstates: pale beside the exact one
 
 
 def styles(lines: Sequence[Curve | Line], analysis: Analysis) -> list[Style]:
@@ -42,10 +47,23 @@ def styles(lines: Sequence[Curve | Line], analysis: Analysis) -> list[Style]:
     colours = _colours(analysis)
     chosen: list[Style] = []
     for line in lines:
-        style = Style(colours[_subject(line)], dashed=not line.proved, marked=line.accounting == "rdp")
-        others = (replace(style, colour=colour) for colour in (*THEOREMS, SELECTION, MIXTURE))
+        by_rdp = line.accounting == "rdp"
+        colour = colours[_subject(line)]
+        style = Style(pale(colour) if by_rdp else colour, dashed=not line.proved, thin=by_rdp)
+        free = (*THEOREMS, SELECTION, MIXTURE)
+        others = (replace(style, colour=pale(each) if by_rdp else each) for each in free)
         chosen.append(next((s for s in chain([style], others) if s not in chosen), style))
     return chosen
+
+
+def pale(colour: str) -> str:
+    """Half way to white: the same colour to every eye, and lighter.
+
+    >>> pale("#0072B2")
+    '#80b9d9'
+    """
+    parts = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
+    return "#" + "".join(f"{(part + 256) // 2:02x}" for part in parts)
 
 
 def _subject(line: Curve | Line) -> str:

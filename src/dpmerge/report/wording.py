@@ -10,7 +10,7 @@ from typing import Protocol
 
 from dpmerge.accounting.rounding import format_up
 from dpmerge.errors import printable
-from dpmerge.planning.analysis import Recommendation, Utility
+from dpmerge.planning.analysis import Analysis, Recommendation, Utility
 
 NOT_PROVED = "not proved here"
 LONGEST_NAME = 28
@@ -74,6 +74,36 @@ def released(plan: Recommendation) -> str:
     if len(plan.outcomes) == 1:
         return printable(plan.outcomes[0][1])
     return "\n".join(f"{percent(probability)}: {printable(recipe)}" for probability, recipe in plan.outcomes)
+
+
+def command(analysis: Analysis, plan: Recommendation) -> str:
+    """The command that makes this very plan: its own target, to the last digit."""
+    return printable(f"{analysis.command} --epsilon {plan.target!r} --delta {analysis.delta!r}")
+
+
+def falls(analysis: Analysis, plan: Recommendation | None = None) -> str:
+    """In words, that a plan is worth less than one of a smaller target: this one, or the one that loses most."""
+    higher = analysis.utility.higher_is_better
+    best: Recommendation | None = None
+    found: list[tuple[float, Recommendation, Recommendation]] = []
+    for each in analysis.recommendations:
+        if not math.isfinite(each.utility):
+            continue
+        if best is not None and (loss := (best.utility - each.utility) * (1 if higher else -1)) > 0:
+            found.append((loss, best, each))
+        else:
+            best = each
+    told = [case for case in found if plan in (None, case[2]) and utility(case[1].utility) != utility(case[2].utility)]
+    if not told:
+        return ""
+    _, before, after = max(told, key=lambda case: case[0])
+    name = printable(analysis.utility.name)
+    return (
+        f"More ε does not always help here: {name} is {utility(after.utility)} for the plan of target "
+        f"ε = {after.target:g} and {utility(before.utility)} for that of ε = {before.target:g} "
+        f"({direction(analysis.utility)}). Plans are chosen without looking at any model; to take the other one "
+        "because of this figure is to look."
+    )
 
 
 def short(name: str, limit: int = LONGEST_NAME) -> str:
