@@ -90,7 +90,7 @@ STEPS = [  # (σ, q, n): n only chooses the grid
     (30.0, 1e-9, 10_000_000),
     (0.1, 1.0, 50),
     (300.0, 1.0, 10),
-    (0.02, 0.8, 200_000),
+    (0.04, 0.8, 200_000),
 ]
 
 
@@ -132,7 +132,7 @@ def test_a_lower_error_of_rarely_drawn_steps_would_be_noticed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sigma", "steps"), [(0.02, 1), (0.3, 3), (2.0, 50), (1e3, 10_000_000), (40.0, 100_000), (1e6, 10_000_000)]
+    ("sigma", "steps"), [(0.1, 1), (0.3, 3), (2.0, 50), (1e3, 10_000_000), (40.0, 100_000), (1e6, 10_000_000)]
 )
 @pytest.mark.parametrize("replace_one", [False, True])
 def test_composed_gaussians_are_never_below_their_law_either_way(sigma: float, steps: int, replace_one: bool) -> None:
@@ -149,7 +149,7 @@ def test_composed_gaussians_are_never_below_their_law_either_way(sigma: float, s
         assert np.all(side.infinity + np.maximum(finite, 0.0) >= np.array(truth) * (1 - 1e-14))
 
 
-@pytest.mark.parametrize(("sigma", "q", "steps"), [(0.7, 0.003, 2000), (2.0, 3e-4, 300_000), (8.0, 0.7, 40)])
+@pytest.mark.parametrize(("sigma", "q", "steps"), [(1.5, 0.01, 2000), (2.0, 3e-4, 300_000), (8.0, 0.7, 40)])
 @pytest.mark.parametrize("relation", ["remove", "add"])
 def test_sampled_steps_are_between_the_truth_and_a_little_more(
     sigma: float, q: float, steps: int, relation: str
@@ -267,7 +267,7 @@ def test_what_lies_outside_the_window_is_at_most_what_is_put_back(step: Step, co
 
 
 def test_cumulants_by_powers_are_those_of_the_definition() -> None:
-    pmf = sampled(0.7, 0.01).pmfs(1e-3)[0]
+    pmf = sampled(0.7, 0.01).pmfs(8e-3)[0]
     orders = np.array([-400.0, -3.0, -0.01, 1e-6, 0.5, 8.0, 90.0, 3000.0])
     with mpmath.workdps(40):
         losses = [(pmf.first + j - centre_of(pmf)) * mpmath.mpf(pmf.interval) for j in range(pmf.probabilities.size)]
@@ -315,7 +315,6 @@ def test_a_window_that_is_too_small_would_be_noticed(monkeypatch: pytest.MonkeyP
         (0.02, 0.5, 10_000_000),  # an addition on two grid points, half a point off centre
         (0.002, 0.5, 10_000_000),  # a grid coarser than e^709
         (0.002, 1.0, 1),
-        (0.02, 1e-9, 10_000_000),
         (1e6, 1e-9, 10_000_000),
     ],
 )
@@ -341,11 +340,11 @@ def test_hundreds_of_different_steps_have_a_grid() -> None:
 
 
 def test_a_curve_of_tiny_steps_and_one_of_little_noise_fits_into_memory() -> None:
-    tiny, loud = sampled(100.0, 1e-6), sampled(0.3, 0.01)
+    tiny, loud = sampled(100.0, 1e-6), sampled(0.2, 0.5)
     profiles = [LossDistributionProfile.of({tiny: 1000}), LossDistributionProfile.of({tiny: 1000, loud: 1})]
     first, second = epsilon_curve(profiles, 1e-5)
     assert first == 0
-    assert second >= tilted_convolution.epsilon_bounds(1e-5, "remove", 0.3, 0.01, 1).lower
+    assert second >= tilted_convolution.epsilon_bounds(1e-5, "remove", 0.2, 0.5, 1).lower
 
 
 def test_a_mixture_of_little_noise_takes_seconds() -> None:
