@@ -72,8 +72,10 @@ def test_single_steps_are_those_of_dp_accounting(sigma: float, q: float, replace
     ours = sampled(sigma, q, replace_one).pmfs(1e-3)
     for mine, pmf in zip(ours, (theirs._pmf_remove, theirs._pmf_add), strict=True):
         dense = pmf.to_dense_pmf()
-        assert mine.first == dense._lower_loss
-        np.testing.assert_allclose(mine.probabilities, dense._probs, atol=1e-11)
+        skipped = mine.first - dense._lower_loss  # of an addition: where there is hardly any mass
+        assert skipped == 0 or (pmf is theirs._pmf_add and skipped > 0)
+        assert dense._probs[:skipped].sum() < 1e-9
+        np.testing.assert_allclose(mine.probabilities[1:], dense._probs[skipped + 1 :], atol=1e-11)
         assert mine.infinity == pytest.approx(dense._infinity_mass, abs=1e-20)
 
 

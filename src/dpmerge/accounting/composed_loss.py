@@ -161,8 +161,9 @@ def _one_minus_turn(half_angle: npt.NDArray[np.floating[Any]]) -> Array:
 
 
 def summation_error(spectrum: Array, interval: float, length: int) -> float:
-    """What rounding may do to a sum over frequencies: each term of it is at most 1/sin(θ/2), twice."""
+    """What rounding may do to a sum over frequencies: terms are at most 1/sin(θ/2) and 2/|1 − e^{iθ − interval}|."""
     sizes = np.abs(spectrum)
-    weights = (1 + np.exp(interval / 2)) / np.sin(np.pi / length * np.arange(1, sizes.size))
+    sines = np.sin(np.pi / length * np.arange(1, sizes.size))
+    weights = 1 / sines + 2 / np.hypot(np.expm1(-interval), 2 * np.exp(-interval / 2) * sines)
     terms = 2 * sizes[0] + 2 * float(sizes[1:] @ weights) / length
     return float(_TERM_ERROR * UNIT_ROUNDOFF * terms)

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from dpmerge.accounting.composed_loss import ComposedLoss, summation_error
+from dpmerge.accounting.discretised_step import RELATIVE_ERROR
 from dpmerge.accounting.step_mechanisms import Step
 from dpmerge.accounting.step_spectrum import (
     UNIT_ROUNDOFF,
@@ -29,6 +30,7 @@ COARSEST_INTERVAL = 1e-4  # for a composition of many steps; a single dear one m
 _FINEST_INTERVAL = 1e-8
 _TAIL = 1e-15  # mass allowed beyond either end of the window, put back at infinity
 _MOST_BINS = 2**22
+_MOST_DEAR_BINS = 2**15  # up to the largest loss of a step that is discretised point by point
 _BINS_OF_RARE_STEPS = 2**19
 _COMMON_LENGTH = 2**19  # of the circle of grid points where a shorter one would do, so that transforms are shared
 _NEGLIGIBLE = -80.0  # logarithm of what is left of a frequency that is dropped
@@ -44,6 +46,7 @@ def compose_steps(compositions: Sequence[Composition]) -> Iterator[tuple[Compose
     """
     interval = min(_fitting_interval(composition) for composition in compositions)
     distinct = {step: None for composition in compositions for step in composition}
+    interval = _holding(interval, max(step.largest_loss for step in distinct), _MOST_BINS)
     while True:
         symmetric = all(plus is minus for plus, minus in (step.pmfs(interval) for step in distinct))
         grids = [_Grid(interval, direction, compositions) for direction in ((0,) if symmetric else (0, 1))]
@@ -66,10 +69,17 @@ def _fitting_interval(composition: Composition) -> float:
     while interval > max(_FINEST_INTERVAL, width / wanted):
         interval /= 2
     # Rarely drawn steps lose hardly anything, and a coarse grid would make that more, a million times over.
-    typical = min(step.deviation for step, variance in variances.items() if variance >= 0.01 * spread**2)
+    noticed = 0.01 * max(variances.values())
+    typical = min(step.deviation for step, variance in variances.items() if variance >= noticed)
     while interval > max(_FINEST_INTERVAL, typical / 16) and width < interval / 2 * _BINS_OF_RARE_STEPS:
         interval /= 2
-    while interval < largest / _MOST_BINS:
+    dear = [step.largest_loss for step in composition if step.wanted_bins < _MOST_DEAR_BINS]
+    return _holding(_holding(interval, largest, _MOST_BINS), max(dear, default=0.0), _MOST_DEAR_BINS)
+
+
+def _holding(interval: float, loss: float, bins: int) -> float:
+    """The interval, doubled until so many of it reach up to the loss."""
+    while interval < loss / bins:
         interval *= 2
     return interval
 
@@ -97,6 +107,7 @@ class _Grid:
             spectra = {step: all_frequencies(step, self._interval, self._direction, length) for step in composition}
         low, high = window
         spectrum, rounding = _composed(composition, spectra, length, high - low + 1)
+        spectrum *= 1 + RELATIVE_ERROR * sum(composition.values())
         centre = sum(count * self._steps[step].centre for step, count in composition.items())
         survives = sum(count * np.log1p(-self._steps[step].infinity) for step, count in composition.items())
         # Each discretised step adds its own error once (hybrid argument: exchanging one step for a distribution whose
@@ -122,7 +133,9 @@ class _Grid:
         reach = (total - np.log(_TAIL)) / np.abs(orders) / self._interval
         reach = np.where(np.isfinite(reach), np.ceil(reach), np.inf)
         right, left = reach[orders > 0].min(), reach[orders < 0].min()
-        return min(int(max(low, -left)), 0), max(int(min(high, right)), 0)
+        # The centres are rounded to grid points, which adds up: the window need not be around theirs.
+        lowest = int(max(low, -left))
+        return lowest, max(int(min(high, right)), lowest)
 
     def _chernoff_orders(self, compositions: Sequence[Composition]) -> tuple[float, ...]:
         """Orders, of both signs, among which the best exponent of every composition is nearly hit."""

@@ -26,6 +26,11 @@ HOPELESS_RATIO = 500.0
 """Sensitivity over noise beyond which a step is counted as no privacy at all where it would have to be discretised."""
 
 
+def _rounded(mu: float) -> float:
+    """STEP_ERROR, and more where the loss is so large that its own rounding is seen (measured: half of this)."""
+    return STEP_ERROR * max(1.0, mu / 50)
+
+
 class Step(ABC):
     """One step whose privacy loss distribution is known; equal steps compare equal, so that runs can count them."""
 
@@ -44,9 +49,9 @@ class Step(ABC):
         """Roughly the standard deviation of the loss; chooses the grid, bounds nothing."""
 
     @property
+    @abstractmethod
     def error(self) -> float:
-        """What rounding may have taken from δ at any ε."""
-        return STEP_ERROR
+        """What rounding may have taken from δ at any ε, beside RELATIVE_ERROR of it below zero."""
 
     @property
     def wanted_bins(self) -> int:
@@ -74,6 +79,10 @@ class GaussianStep(Step):
     @property
     def deviation(self) -> float:
         return self.mu
+
+    @property
+    def error(self) -> float:
+        return _rounded(self.mu)
 
     def renyi_divergence(self, orders: Array) -> Array:
         return np.asarray(orders * (self.mu**2 / 2))
@@ -110,8 +119,10 @@ class PoissonStep(Step):
 
     @property
     def error(self) -> float:
-        """A step that is rarely drawn tells little, and rounding takes in proportion (measured: a fifth of this)."""
-        return STEP_ERROR if self.replace_one else min(STEP_ERROR, 5e-14 * self.sampling_rate + 1e-18)
+        """A step that is rarely drawn tells little, and rounding takes in proportion (measured: half of this at most)."""
+        if self.replace_one:
+            return _rounded(2 * self.ratio)
+        return _rounded(self.ratio) * min(1.0, (1e-13 * self.sampling_rate + 1e-18) / STEP_ERROR)
 
     def renyi_divergence(self, orders: Array) -> Array | None:
         if self.replace_one:

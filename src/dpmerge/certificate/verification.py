@@ -86,6 +86,8 @@ def _follows(path: Path, certificate: Certificate, declared: Predicate) -> Itera
 
 LOOSER_GRID = 0.05
 """By this share a cost that was composed on a grid may be stated larger than it comes out: grids become finer."""
+ROUNDED_DELTA, ROUNDED_EPSILON = 1e-12, 1e-5
+"""What of a δ, and by that of an ε at the smallest δ, may be allowance for rounding."""
 
 
 def declared_in(certificate: Certificate) -> Predicate:
@@ -120,7 +122,7 @@ def _figures(certificate: Certificate, declared: Predicate) -> Check:
 
 
 def _wrong(stored: Any, computed: list[Any], *, looser: float) -> Iterator[str]:
-    """Where a stored value is none of the computed ones, nor a cost that is larger by no more than a share."""
+    """Where a stored value is none of the computed ones, nor a cost that another grid may have given."""
     found = [{place: value for place, _, value in differences(stored, each)} for each in computed]
     for place, said, value in differences(stored, computed[0]):
         if not all(place in each for each in found) or _is_looser(place, said, value, looser):
@@ -134,10 +136,15 @@ def _wrong(stored: Any, computed: list[Any], *, looser: float) -> Iterator[str]:
 
 
 def _is_looser(place: str, said: Any, value: Any, share: float) -> bool:
-    """Whether a cost is stated that is above the one computed, but not by more than this share of it."""
-    if place.rpartition(".")[2] not in ("epsilon", "delta"):
+    """Whether a cost is stated that is above the one computed, but not by more than this share of it.
+
+    Below it only by what two versions may allow differently for the rounding of a transform.
+    """
+    field = place.rpartition(".")[2]
+    if not share or field not in ("epsilon", "delta") or not isinstance(said, float) or not isinstance(value, float):
         return False
-    return isinstance(said, float) and isinstance(value, float) and value <= said <= value * (1 + share)
+    least = value - ROUNDED_DELTA if field == "delta" else value * (1 - ROUNDED_EPSILON)
+    return least <= said <= value * (1 + share)
 
 
 def _short(value: Any) -> str:
