@@ -25,7 +25,7 @@ from dpmerge.accounting.validation import Array
 _FEW_POINTS = 64  # asked at once, beyond which the distribution itself is worth its time
 _FIRST_LOOK = 16  # points between which the solver begins
 _SUMMATION_ERROR = 1e-12  # relative, of tail sums, beside a part that grows with the number of terms
-_TERM_ERROR = 32  # units of rounding in one term of the sum over frequencies, and in adding them pairwise
+_TERM_ERROR = 24  # units of rounding in one term of the sum over frequencies, and in adding them pairwise
 
 
 @dataclass(frozen=True, eq=False)

@@ -106,14 +106,15 @@ class _Grid:
             length = needed
             spectra = {step: all_frequencies(step, self._interval, self._direction, length) for step in composition}
         low, high = window
-        spectrum, rounding = _composed(composition, spectra, length, high - low + 1)
+        spectrum, rounding, transformed_back = _composed(composition, spectra, length, high - low + 1)
         spectrum *= 1 + RELATIVE_ERROR * sum(composition.values())
         centre = sum(count * self._steps[step].centre for step, count in composition.items())
         survives = sum(count * np.log1p(-self._steps[step].infinity) for step, count in composition.items())
         # Each discretised step adds its own error once (hybrid argument: exchanging one step for a distribution whose
         # divergence is at most s smaller changes the composition's by at most s).
         slack = rounding + sum(count * step.error for step, count in composition.items()) + 2 * _TAIL
-        slack += summation_error(spectrum, self._interval, length)
+        # It is asked by frequencies or by tail sums: of the two ways' errors the larger one.
+        slack += max(summation_error(spectrum, self._interval, length), transformed_back)
         return ComposedLoss(
             interval=self._interval,
             first=low + centre,
@@ -151,18 +152,20 @@ class _Grid:
 
 def _composed(
     composition: Composition, spectra: Mapping[Step, StepSpectrum], length: int, bins: int
-) -> tuple[Array, float]:
+) -> tuple[Array, float, float]:
     """The spectrum of a composition as far as it is not negligible, and what rounding may take from any tail sum of it.
 
     A sum of errors over the bins of a window is at most √bins times their 2-norm, which is that of the error in the
-    spectrum over √length. The n-th power multiplies the error of one step by n; a transform back, should there be one,
-    errs by about u·log₂N relative to its 2-norm.
+    spectrum over √length. The n-th power multiplies the error of one step by n. Apart from that, what a transform back
+    may take: it errs by about u·log₂N relative to its 2-norm.
     """
     logarithms = np.asarray(sum(count * spectra[step].logarithms for step, count in composition.items()))
     relevant = int(np.flatnonzero(logarithms.real > _NEGLIGIBLE)[-1]) + 1
     logarithms = logarithms[:relevant]
     spectrum = np.exp(logarithms)
     powers = sum(count * spectra[step].error[:relevant] for step, count in composition.items())
-    relative = powers + UNIT_ROUNDOFF * (4 * np.log2(length) + 2 * np.abs(logarithms))
-    error = np.sqrt(2) * np.linalg.norm(np.abs(spectrum) * relative)
-    return spectrum, float(np.sqrt(min(1.0, bins / length)) * error)
+    relative = powers + UNIT_ROUNDOFF * 2 * np.abs(logarithms)
+    in_window = np.sqrt(2 * min(1.0, bins / length))
+    error = in_window * np.linalg.norm(np.abs(spectrum) * relative)
+    back = in_window * np.linalg.norm(spectrum) * UNIT_ROUNDOFF * 3 * np.log2(length)
+    return spectrum, float(error), float(back)

@@ -119,7 +119,7 @@ class PoissonStep(Step):
 
     @property
     def error(self) -> float:
-        """A step that is rarely drawn tells little, and rounding takes in proportion (measured: half of this at most)."""
+        """A step that is rarely drawn tells little, and rounding takes in proportion (measured: at most half)."""
         if self.replace_one:
             return _rounded(2 * self.ratio)
         return _rounded(self.ratio) * min(1.0, (1e-13 * self.sampling_rate + 1e-18) / STEP_ERROR)
