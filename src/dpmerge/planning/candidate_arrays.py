@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpmerge.accounting.exposure import Exposure
-from dpmerge.accounting.gaussian import GaussianProfile, gaussian_epsilon, safe_gaussian_delta
+from dpmerge.accounting.gaussian import GaussianProfile, gaussian_epsilon, largest_mu, safe_gaussian_delta
 from dpmerge.accounting.profile import PrivacyProfile
 from dpmerge.accounting.renyi import RenyiProfile
 from dpmerge.accounting.validation import Array
@@ -29,8 +29,14 @@ from dpmerge.planning.pareto_front import ParetoFront, front
 from dpmerge.planning.usable_checkpoints import UsableCheckpoint, UsableCheckpoints
 from dpmerge.terms.recipe import Recipe
 
-MOST_CONVOLVED = 12
-"""Averages of sampled runs that are priced: each takes a convolution, not a sum."""
+NEAREST = 12
+"""Averages of sampled runs that are composed because their effective cost is nearest to the budget."""
+
+MOST_PRECISE = 48
+"""Further ones, the most precise first, until one of them is within it."""
+
+NEARLY_ADDITIVE = 0.1
+"""By what share the effective costs of sampled runs may be off, when they are added up."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +143,7 @@ def averages(usable: UsableCheckpoints, squared_mu: float) -> Iterable[tuple[Par
         gaussian = [kept for of_run in group if (kept := tuple(r for r in of_run if r.is_gaussian))]
         if gaussian and len(found := front(usable, gaussian)):
             yield found, _front_batch(found)
-        if len(gaussian) < len(group) and len(found := front(usable, group)):
+        if len(gaussian) < len(group) and len(found := front(usable, group, tolerance=NEARLY_ADDITIVE)):
             yield found, _composed_batch(found, squared_mu, usable.delta)
 
 
@@ -153,25 +159,38 @@ def _front_batch(found: ParetoFront) -> CandidateBatch:
 
 
 def _composed_batch(found: ParetoFront, squared_mu: float, delta: float) -> CandidateBatch:
-    """The averages of sampled runs nearest to the budget, each composed."""
-    nearest = int(np.searchsorted(found.squared_mus, squared_mu))
-    low = max(0, min(nearest - MOST_CONVOLVED // 2, len(found) - MOST_CONVOLVED))
+    """Averages of sampled runs, composed: those nearest to the budget, and the most precise that may be within it."""
     columns, _ = _columns(found)
-    rows, profiles = [], []
-    for index in range(low, min(low + MOST_CONVOLVED, len(found))):
-        support = found.support(index)
+    place_of = {checkpoint: place for place, checkpoint in enumerate(columns)}
+    priced: dict[int, PrivacyProfile] = {}
+    effective: dict[int, float] = {}
+
+    def price(index: int) -> None:
         try:
-            profile = Exposure.of(checkpoint.prefix for checkpoint in support).profile()
-            profile.check_delta(delta)
+            profile = Exposure.of(checkpoint.prefix for checkpoint in found.support(index)).profile()
+            epsilon = profile.epsilon(delta)
         except NoGuaranteeError:
-            continue
-        row = np.zeros(len(columns))
-        row[[columns.index(checkpoint) for checkpoint in support]] = precision_weights(
-            [r.noise for r in support if r.noise]
-        )
-        rows.append(row)
-        profiles.append(profile)
-    return CandidateBatch(columns, np.array(rows).reshape(-1, len(columns)), "joint_release", None, tuple(profiles))
+            return
+        priced[index] = profile
+        effective[index] = largest_mu(epsilon, delta) ** 2 if np.isfinite(epsilon) else np.inf
+
+    nearest = int(np.searchsorted(found.squared_mus, squared_mu))
+    low = max(0, min(nearest - NEAREST // 2, len(found) - NEAREST))
+    for index in range(low, min(low + NEAREST, len(found))):
+        price(index)
+    # Costs that were added up are too large by about as much as they are for the nearest ones.
+    ratio = min((cost / found.squared_mus[index] for index, cost in effective.items()), default=1.0)
+    possible = np.flatnonzero(found.squared_mus * ratio * (1 - NEARLY_ADDITIVE / 2) <= squared_mu)
+    for index in possible[np.argsort(-found.precisions[possible], kind="stable")][:MOST_PRECISE].tolist():
+        if index not in priced:
+            price(index)
+        if effective.get(index, np.inf) <= squared_mu:
+            break
+    rows = np.zeros((len(priced), len(columns)))
+    for row, index in zip(rows, priced, strict=True):
+        support = found.support(index)
+        row[[place_of[checkpoint] for checkpoint in support]] = precision_weights([r.noise for r in support if r.noise])
+    return CandidateBatch(columns, rows, "joint_release", None, tuple(priced.values()))
 
 
 def _columns(found: ParetoFront) -> tuple[tuple[UsableCheckpoint, ...], list[int]]:

@@ -62,8 +62,14 @@ def precision_average(support: Sequence[UsableCheckpoint]) -> Recipe:
     return Recipe.of(zip([checkpoint.name for checkpoint in support], weights.tolist(), strict=True))
 
 
-def front(usable: UsableCheckpoints, runs: Sequence[Sequence[UsableCheckpoint]]) -> ParetoFront:
-    """The front over some runs of one group; checkpoints of unknown noise are not on it."""
+def front(
+    usable: UsableCheckpoints, runs: Sequence[Sequence[UsableCheckpoint]], *, tolerance: float = 0.0
+) -> ParetoFront:
+    """The front over some runs of one group; checkpoints of unknown noise are not on it.
+
+    With a tolerance, which costs that add up only nearly need, an average is dropped only for one that costs less by
+    this share; the front then rises nearly everywhere.
+    """
     known = tuple(
         kept for of_run in runs if (kept := tuple(r for r in of_run if r.noise is not None and np.isfinite(r.epsilon)))
     )
@@ -74,7 +80,7 @@ def front(usable: UsableCheckpoints, runs: Sequence[Sequence[UsableCheckpoint]])
         options = np.array([[0.0, 0.0], *([usable.squared_mu(r), r.noise.precision] for r in known[index] if r.noise)])
         extended_costs = (costs[:, np.newaxis] + options[:, 0]).ravel()
         extended_precisions = (precisions[:, np.newaxis] + options[:, 1]).ravel()
-        indices = _thinned(extended_costs, _undominated(extended_costs, extended_precisions))
+        indices = _thinned(extended_costs, _undominated(extended_costs, extended_precisions, tolerance))
         before, option = np.divmod(indices, len(options))
         costs, precisions = extended_costs[indices], extended_precisions[indices]
         chosen = chosen[before]
@@ -82,12 +88,19 @@ def front(usable: UsableCheckpoints, runs: Sequence[Sequence[UsableCheckpoint]])
     return ParetoFront(known, costs[1:], precisions[1:], chosen[1:])  # the first is the average of nothing
 
 
-def _undominated(costs: Array, precisions: Array) -> npt.NDArray[np.intp]:
-    """Places by increasing cost at which the precision exceeds all before; of ties the first given."""
+def _undominated(costs: Array, precisions: Array, tolerance: float) -> npt.NDArray[np.intp]:
+    """Places by increasing cost at which the precision exceeds all before (that cost less by the tolerance).
+
+    Of ties the first given.
+    """
     rounded = _rounded(costs)
     order = np.lexsort((np.arange(costs.size), -_rounded(precisions), rounded))
     best = np.maximum.accumulate(precisions[order])
-    before = np.concatenate([[-np.inf], best[:-1]])
+    if tolerance == 0:
+        before = np.concatenate([[-np.inf], best[:-1]])
+    else:
+        cheaper = np.searchsorted(rounded[order], rounded[order] * (1 - tolerance))
+        before = np.concatenate([[-np.inf], best])[cheaper]
     return np.asarray(order[precisions[order] > before * (1 + _TIE)])
 
 
