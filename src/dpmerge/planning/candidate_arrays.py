@@ -32,7 +32,7 @@ from dpmerge.terms.recipe import Recipe
 NEAREST = 12
 """Averages of sampled runs that are composed because their effective cost is nearest to the budget."""
 
-MOST_PRECISE = 48
+MOST_PRECISE = 24
 """Further ones, the most precise first, until one of them is within it."""
 
 NEARLY_ADDITIVE = 0.1
