@@ -11,7 +11,7 @@ weights searched by the theorems under which weights change the cost (`weight_se
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -49,6 +49,7 @@ class CandidateBatch:
     mus: Array | None
     profiles: tuple[PrivacyProfile, ...] = ()
     release_noise: Array | float = 0.0
+    _deltas: dict[float, Array] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
         return int(self.rows.shape[0])
@@ -71,7 +72,9 @@ class CandidateBatch:
         """δ± at ε, two rows."""
         if self.mus is not None:
             return np.tile(safe_gaussian_delta(self.mus, epsilon), (2, 1))
-        return np.array([profile.deltas(epsilon) for profile in self.profiles]).T
+        if epsilon not in self._deltas:  # one target is asked about several times
+            self._deltas[epsilon] = np.array([profile.deltas(epsilon) for profile in self.profiles]).T
+        return self._deltas[epsilon]
 
     def epsilons(self, delta: float) -> Array:
         if self.mus is not None:
