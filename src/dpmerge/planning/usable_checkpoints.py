@@ -19,6 +19,7 @@ from dpmerge.accounting.exposure import Checkpoint
 from dpmerge.accounting.gaussian import GaussianProfile, largest_mu
 from dpmerge.accounting.profile import PrivacyProfile
 from dpmerge.errors import DeltaOutOfReachError, InvalidInputError, NoGuaranteeError
+from dpmerge.evaluation.evaluation_progress import show_progress
 from dpmerge.planning.averaging_reasons import averaged_with_reason, noise_decides
 from dpmerge.planning.noise_prediction import NoisePrediction, is_relative, predicted_noise
 from dpmerge.portfolio.portfolio import Portfolio
@@ -159,13 +160,15 @@ def _all_accounted(portfolio: Portfolio, delta: float, non_private: Collection[s
     relative = is_relative(run.mechanism for run in portfolio.runs)
     usable: list[UsableCheckpoint] = []
     left_out: dict[str, NoGuaranteeError | str] = {}
-    for run in portfolio.runs:
-        for saved in run.checkpoints:
+    kept = [(run, saved) for run in portfolio.runs for saved in run.checkpoints]
+    with show_progress(None, "accounting for checkpoints") as progress:
+        for number, (run, saved) in enumerate(kept, start=1):
             found = _accounted(run, saved, delta, drawn_anyway=run.id in non_private, relative=relative)
             if isinstance(found, UsableCheckpoint):
                 usable.append(found)
             else:
                 left_out[saved.name] = found
+            progress(number, len(kept))
     _require_non_private(non_private, usable)
     if not usable:
         raise _nothing_usable(portfolio, left_out)
