@@ -28,6 +28,7 @@ from dpmerge.accounting import (
     premises,
     random_selection,
     step_mechanisms,
+    step_spectrum,
 )
 from dpmerge.accounting.gaussian import GaussianProfile
 from dpmerge.accounting.update_chain import Chain
@@ -164,9 +165,12 @@ def weights_not_squared(patch: pytest.MonkeyPatch) -> None:
 
 def sampling_counted_twice(patch: pytest.MonkeyPatch) -> None:
     """q² for q."""
-    exact = mechanisms.DpSgd.sampling_rates
-    squared = property(lambda self: np.asarray(exact.func(self)) ** 2)
-    patch.setattr(mechanisms.DpSgd, "sampling_rates", squared)
+    exact = mechanisms.PoissonStep
+
+    def squared(*, ratio: float, sampling_rate: float, replace_one: bool) -> Any:
+        return exact(ratio=ratio, sampling_rate=sampling_rate**2, replace_one=replace_one)
+
+    patch.setattr(mechanisms, "PoissonStep", squared)
 
 
 def sampling_ignored(patch: pytest.MonkeyPatch) -> None:
@@ -236,7 +240,14 @@ def clipped_total_amplified(patch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def fresh() -> Iterator[None]:
     """Discretised steps and their compositions are remembered: a bug must not find, or leave, the right ones."""
-    remembered = (step_mechanisms.gaussian_pmfs, step_mechanisms.mixture_pmfs, loss_distribution._composition)
+    remembered = (
+        step_mechanisms.gaussian_pmfs,
+        step_mechanisms.mixture_pmfs,
+        step_spectrum.step_on_grid,
+        step_spectrum.step_cumulants,
+        step_spectrum.low_frequencies,
+        loss_distribution._composition,
+    )
     for function in remembered:
         function.cache_clear()
     yield

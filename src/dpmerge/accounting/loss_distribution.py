@@ -89,7 +89,7 @@ class LossDistributionProfile(PrivacyProfile):
         return total
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=12)
 def _composition(steps: tuple[tuple[Step, int], ...]) -> tuple[ComposedLoss, ComposedLoss]:
     """Remembered: planning asks for the same composition again when it has chosen."""
     from dpmerge.accounting.convolution import compose_steps
