@@ -77,7 +77,11 @@ class LossDistributionProfile(PrivacyProfile):
 
     def epsilon(self, delta: float) -> float:
         self.check_delta(delta)
-        return max(composed.epsilon(delta) for composed in set(self._composed))
+        plus, minus = self._composed
+        epsilon = plus.epsilon(delta)
+        if minus is plus or minus.delta(np.asarray(epsilon)) <= delta:  # enough for both, and no less is for one
+            return epsilon
+        return max(epsilon, minus.epsilon(delta))
 
     def renyi_divergence(self, orders: Array) -> Array | None:
         total = np.zeros_like(orders)
