@@ -175,7 +175,7 @@ def _passed_over(plan: Plan, ratio: float) -> str:
     if plan.passed_over is None or plan.passed_over >= 0.99 * ratio:
         return ""
     return (
-        f", {1 - plan.passed_over / ratio:.0%} more than with checkpoints from the first 80 % of their runs, which "
+        f", {ratio / plan.passed_over - 1:.0%} more than with checkpoints from the first 80 % of their runs, which "
         "were passed over: models may be unfinished there. Score both on public data (--evaluator), or have "
         "--method mix use them"
     )
