@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpmerge.accounting.exposure import Exposure
-from dpmerge.accounting.gaussian import GaussianProfile, gaussian_epsilon, largest_mu, safe_gaussian_delta
+from dpmerge.accounting.gaussian import GaussianProfile, gaussian_epsilon, safe_gaussian_delta
 from dpmerge.accounting.profile import PrivacyProfile
 from dpmerge.accounting.renyi import RenyiProfile
 from dpmerge.accounting.validation import Array
@@ -165,8 +165,9 @@ def _composed_batch(found: ParetoFront, squared_mu: float, delta: float) -> Cand
     """Averages of sampled runs, composed: those nearest to the budget, and the most precise that may be within it."""
     columns, _ = _columns(found)
     place_of = {checkpoint: place for place, checkpoint in enumerate(columns)}
+    budget = float(gaussian_epsilon(np.sqrt([squared_mu]), delta)[0])
     priced: dict[int, PrivacyProfile] = {}
-    effective: dict[int, float] = {}
+    costs: dict[int, float] = {}
 
     def price(index: int) -> None:
         try:
@@ -174,20 +175,20 @@ def _composed_batch(found: ParetoFront, squared_mu: float, delta: float) -> Cand
             epsilon = profile.epsilon(delta)
         except NoGuaranteeError:
             return
-        priced[index] = profile
-        effective[index] = largest_mu(epsilon, delta) ** 2 if np.isfinite(epsilon) else np.inf
+        priced[index], costs[index] = profile, epsilon
 
     nearest = int(np.searchsorted(found.squared_mus, squared_mu))
     low = max(0, min(nearest - NEAREST // 2, len(found) - NEAREST))
     for index in range(low, min(low + NEAREST, len(found))):
         price(index)
-    # Costs that were added up are too large by about as much as they are for the nearest ones.
-    ratio = min((cost / found.squared_mus[index] for index, cost in effective.items()), default=1.0)
+    # Costs that were added up are too large by about as much as they are for the nearest ones; ε goes as μ, nearly.
+    added_up = gaussian_epsilon(np.sqrt(found.squared_mus[list(costs)]), delta)
+    ratio = min(((cost / sum_) ** 2 for cost, sum_ in zip(costs.values(), added_up, strict=True) if sum_), default=1.0)
     possible = np.flatnonzero(found.squared_mus * ratio * (1 - NEARLY_ADDITIVE / 2) <= squared_mu)
     for index in possible[np.argsort(-found.precisions[possible], kind="stable")][:MOST_PRECISE].tolist():
         if index not in priced:
             price(index)
-        if effective.get(index, np.inf) <= squared_mu:
+        if costs.get(index, np.inf) <= budget:
             break
     rows = np.zeros((len(priced), len(columns)))
     for row, index in zip(rows, priced, strict=True):
