@@ -207,3 +207,18 @@ def test_auto_without_room_to_look_does_not_look_and_says_so() -> None:
     assert plan.notes[0].startswith("No model could be looked at within the target, so none was")
     with pytest.raises(TargetOutOfReachError):
         dpm.plan(loaded, epsilon=0.05, delta=DELTA, objective=objective, method="combine")
+
+
+def test_who_prepares_a_release_is_told_the_notes_of_its_plan(tmp_path: Any) -> None:
+    from dpmerge.releasing.prepare import prepare
+
+    told: list[str] = []
+    asked = {"epsilon": 2.0, "delta": DELTA, "ledger": tmp_path / "ledger.sqlite", "note": told.append}
+    prepare(made(model="network"), method="combine", **asked)  # type: ignore[arg-type]
+    assert any("far worse than each model in it" in text for text in told)
+    told.clear()
+    prepare(made(model="network"), weights={"run-1@20": 0.5, "run-2@20": 0.5}, **asked)  # type: ignore[arg-type]
+    assert any("far worse than each model in it" in text for text in told)
+    told.clear()
+    prepare(made(model="linear"), **asked)  # type: ignore[arg-type]
+    assert not any("average" in text.lower() for text in told)

@@ -72,7 +72,7 @@ def prepare(
         ledger: a file or a database's URL; by default a file beside the portfolio.
         request_key: a name for this request; what was charged for it before, in the same words, is returned.
         insecure_permissions: go on although everybody may write the ledger.
-        note: told, in a sentence, what was planned around and what a final release would gain.
+        note: told, in a sentence each, what was planned around, what a final release would gain, and the plan's notes.
 
     Returns:
         The plan. Its `request` says in which words it was asked for.
@@ -107,27 +107,35 @@ def prepare(
     if plan is not None:
         return replace(Plan.load(plan, portfolio), request=words)
     target, priced_by = _target(epsilon, delta), _theorem(theorem, final)
+    say = note or (lambda _: None)
     if weights is not None:
         _refuse_beside("weights", {"method": method, "objective": objective})
-        return replace(stated_weights(portfolio, weights, target, theorem=priced_by), request=words)  # type: ignore[arg-type]
+        stated = stated_weights(portfolio, weights, target, theorem=priced_by)  # type: ignore[arg-type]
+        return _noted(replace(stated, request=words), say)
     if objective not in (None, "noise", "saturate"):
         accepted = "noise or saturate; plan with the others (`dpmerge plan … -o FILE`) and give plan=FILE (--plan)"
         raise InvalidInputError("objective", objective, accepted)
     rule: Objective = "saturate" if objective == "saturate" else "noise"
     left = available(portfolio, where, final=final, delta=target.delta, insecure_permissions=insecure_permissions)
-    say = note or (lambda _: None)
     _note_left_out(portfolio, left, final, say)
     how = method or "auto"
     if final or theorem is not None:
         priced = "auto" if method == "select" else priced_by
         wanted = searched(left, target, method=how, objective=rule, theorem=priced)  # type: ignore[arg-type]
-        return replace(wanted, request=words)
+        return _noted(replace(wanted, request=words), say)
     found = release_alternatives(left, target, method=how, objective=rule)  # type: ignore[arg-type]
     if isinstance(found.joint, TargetOutOfReachError):
         raise found.joint if found.final is None else _met_by_a_final_one(found.joint)
     if how == "auto" and found.final is not None:
         _note_final(found.joint, found.final, say)
-    return replace(found.joint, request=words)
+    return _noted(replace(found.joint, request=words), say)
+
+
+def _noted(plan: Plan, say: Callable[[str], object]) -> Plan:
+    """The plan, after what it has to say besides its cost."""
+    for text in plan.notes:
+        say(text)
+    return plan
 
 
 def charged_before(
