@@ -10,6 +10,7 @@ inverse transform. Many points share one: the distribution itself, summed from i
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -25,7 +26,8 @@ from dpmerge.accounting.validation import Array
 _FEW_POINTS = 64  # asked at once, beyond which the distribution itself is worth its time
 _FIRST_LOOK = 16  # points between which the solver begins
 _SUMMATION_ERROR = 1e-12  # relative, of tail sums, beside a part that grows with the number of terms
-_TERM_ERROR = 24  # units of rounding in one term of the sum over frequencies, and in adding them pairwise
+_TERM_ERROR = 24  # units of rounding in one term of the sum over frequencies; the sum itself is exact
+_QUARTERS = np.array([1, 1j, -1, -1j])
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,14 +85,15 @@ class ComposedLoss:
         k = np.arange(1, self.spectrum.size)
         half = np.pi / self.length
         half_angle = half * k
-        middle = np.exp(1j * half * (k * (2 * start + count - 1) % (2 * self.length)))
+        middle = _turned(k * (2 * start + count - 1), 2 * self.length)
         with np.errstate(invalid="ignore"):
-            ones = middle * np.sin(half * (k * count % (2 * self.length))) / np.sin(half_angle)
+            ones = middle * _turned(k * count, 2 * self.length).imag / np.sin(half_angle)
         decay = np.exp(-self.interval * count)
         rest = -np.expm1(-self.interval * count) + decay * _one_minus_turn(half * (k * count % self.length))
         ratio = -np.expm1(-self.interval) + np.exp(-self.interval) * _one_minus_turn(half_angle)
-        geometric = np.exp(2j * half * (k * start % self.length)) * rest / ratio
-        turning = (self.spectrum[1:] * (ones - gap * geometric)).real.sum(axis=-1)
+        geometric = _turned(k * start, self.length) * rest / ratio
+        terms = (self.spectrum[1:] * (ones - gap * geometric)).real
+        turning = np.reshape([math.fsum(row) for row in terms.reshape(-1, k.size).tolist()], terms.shape[:-1])
         still = count[..., 0] - gap[..., 0] * (np.expm1(-self.interval * count[..., 0]) / np.expm1(-self.interval))
         return np.asarray((2 * turning + self.spectrum[0].real * still) / self.length)
 
@@ -152,6 +155,13 @@ class ComposedLoss:
         while self.delta(np.asarray(epsilon)) > delta:
             epsilon = np.nextafter(epsilon + 1e-12 * self.interval, np.inf)
         return float(epsilon)
+
+
+def _turned(part: npt.NDArray[Any], whole: int) -> npt.NDArray[np.complex128]:
+    """e^{2πi·part/whole}, whole a power of two: by exact fractions to an eighth of a turn, so that no phase is lost."""
+    eighths = np.rint(part * 4 / whole)
+    angle = 2 * np.pi * (part / whole - eighths / 4)
+    return np.asarray((np.cos(angle) + 1j * np.sin(angle)) * _QUARTERS[eighths.astype(np.intp) % 4])
 
 
 def _one_minus_turn(half_angle: npt.NDArray[np.floating[Any]]) -> Array:

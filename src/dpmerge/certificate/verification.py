@@ -86,8 +86,6 @@ def _follows(path: Path, certificate: Certificate, declared: Predicate) -> Itera
 
 LOOSER_GRID = 0.05
 """By this share a cost that was composed on a grid may be stated larger than it comes out: grids become finer."""
-ROUNDED_DELTA, ROUNDED_EPSILON = 1e-12, 1e-5
-"""What of a δ, and by that of an ε at the smallest δ, may be allowance for rounding."""
 
 
 def declared_in(certificate: Certificate) -> Predicate:
@@ -136,15 +134,11 @@ def _wrong(stored: Any, computed: list[Any], *, looser: float) -> Iterator[str]:
 
 
 def _is_looser(place: str, said: Any, value: Any, share: float) -> bool:
-    """Whether a cost is stated that is above the one computed, but not by more than this share of it.
-
-    Below it only by what two versions may allow differently for the rounding of a transform.
-    """
+    """Whether a cost is stated that is above the one computed, but not by more than this share of it."""
     field = place.rpartition(".")[2]
     if not share or field not in ("epsilon", "delta") or not isinstance(said, float) or not isinstance(value, float):
         return False
-    least = value - ROUNDED_DELTA if field == "delta" else value * (1 - ROUNDED_EPSILON)
-    return least <= said <= value * (1 + share)
+    return value <= said <= value * (1 + share)
 
 
 def _short(value: Any) -> str:
