@@ -12,7 +12,7 @@ from dpmerge.terms.run_record import Ancestry
 from dpmerge.training.feature_bounds import BoundFeatures, bound_features
 from dpmerge.training.per_record_losses import per_record_loss
 from dpmerge.training.recorder import Recorder
-from dpmerge.training.recording import record
+from dpmerge.training.recording import record, start
 from dpmerge.training.user_warnings import InsecureNoiseWarning, UnknownLossesWarning
 
 del opacus, safetensors, torch
@@ -27,4 +27,5 @@ __all__ = [
     "bound_features",
     "per_record_loss",
     "record",
+    "start",
 ]

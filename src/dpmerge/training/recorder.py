@@ -10,6 +10,7 @@ Refuses: checkpoints of weights that something else than the private optimizer m
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -36,8 +37,11 @@ class Recorder:
         tensors: ModelTensors,
         weights: ReferenceOptimizer,
         schedule: CheckpointSchedule,
+        when_closed: Callable[[BaseException | None], None],
     ) -> None:
         self._writer, self._tensors, self._weights, self._schedule = writer, tensors, weights, schedule
+        self._when_closed = when_closed
+        self._closed = False
 
     @property
     def folder(self) -> Path:
@@ -133,6 +137,22 @@ class Recorder:
         noted = validated(Metric, described, "metric")
         saved[-1] = saved[-1].model_copy(update={"metrics": [*saved[-1].metrics, noted]})
         self._writer.write()
+
+    def close(self, error: BaseException | None = None) -> None:
+        """The loop has ended: keep the last weights, and leave model, optimizer and loader as they were found.
+
+        Closing twice is harmless, and so is closing after an error. `record` closes by itself.
+
+        Args:
+            error: what ended the loop, if it broke off; the run is then kept as unfinished.
+
+        Raises:
+            RecordingError: the last weights are not those of the record; what was kept before stays, as unfinished.
+            OSError: the disk is full or cannot be written to.
+        """
+        if not self._closed:
+            self._closed = True
+            self._when_closed(error)
 
     def finish(self) -> None:
         """The run ended as planned: keep the last weights, and say so. `record` calls this at the end of its block."""

@@ -1,4 +1,4 @@
-"""`record`: two lines around an Opacus loop.
+"""`record`: two lines around an Opacus loop; `start` and `close()` where there is no block to put around it.
 
 Guarantees: each logical step is recorded as it was taken; the accountant's own hook keeps running.
 Refuses, before the step it concerns: what cannot be recorded truthfully (`RecordingError`, one line, with the cure).
@@ -6,10 +6,11 @@ Refuses, before the step it concerns: what cannot be recorded truthfully (`Recor
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import wraps
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, ParamSpec
 
 from opacus.optimizers import DPOptimizer
 from torch.utils.data import DataLoader
@@ -26,9 +27,10 @@ from dpmerge.training.recording_options import (
 )
 from dpmerge.training.recording_session import RecordingSession
 
+Options = ParamSpec("Options")
 
-@contextmanager
-def record(
+
+def start(
     *,
     model: Any,
     optimizer: DPOptimizer,
@@ -52,8 +54,11 @@ def record(
     separate_records: bool = False,
     noise_seed: int | None = None,
     who: str | None = None,
-) -> Iterator[Recorder]:
-    """Record the training loop inside the `with` block, which stays as it is.
+) -> Recorder:
+    """Record the training loop that follows, which stays as it is, until `recorder.close()`.
+
+    `with record(…) as recorder:` takes the same arguments and closes by itself, whatever happens in its block;
+    `start` is for callbacks, which have no block.
 
     Args:
         model: what `PrivacyEngine.make_private` returned.
@@ -80,8 +85,8 @@ def record(
         noise_seed: only to rebuild an example: a real run draws its noise from the operating system.
         who: who vouches for all this.
 
-    Yields:
-        The recorder: `epsilon`, `checkpoint`, `metric` and `manifest` of the run so far.
+    Returns:
+        The recorder: `epsilon`, `checkpoint`, `metric` and `manifest` of the run so far, and `close`.
 
     Raises:
         RecordingError: something cannot be recorded truthfully; at once, or at the step it concerns.
@@ -132,10 +137,24 @@ def record(
         schedule=CheckpointSchedule(every=checkpoint_every, at=checkpoint_at, trained_only=trained_only),
         noise_seed=noise_seed,
     )
-    recorder = session.start()
-    try:
-        yield recorder
-    except BaseException as error:
-        session.close(error)
-        raise
-    session.close()
+    return session.start()
+
+
+def _as_block(begin: Callable[Options, Recorder]) -> Callable[Options, AbstractContextManager[Recorder]]:
+    """The same as a `with` block, at whose end the recording is closed."""
+
+    @wraps(begin)
+    @contextmanager
+    def block(*args: Options.args, **options: Options.kwargs) -> Iterator[Recorder]:
+        recorder = begin(*args, **options)
+        try:
+            yield recorder
+        except BaseException as error:
+            recorder.close(error)
+            raise
+        recorder.close()
+
+    return block
+
+
+record = _as_block(start)

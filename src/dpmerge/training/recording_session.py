@@ -8,7 +8,7 @@ its last weights, as unfinished, but nothing of a run that could not be recorded
 from __future__ import annotations
 
 import platform
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -103,7 +103,9 @@ class RecordingSession:
             smoothness=derived,
         )
         weights = ReferenceOptimizer(optimizer)
-        self.recorder = Recorder(writer=self._writer, tensors=tensors, weights=weights, schedule=schedule)
+        self.recorder = Recorder(
+            writer=self._writer, tensors=tensors, weights=weights, schedule=schedule, when_closed=self.close
+        )
         self._observer = StepObserver(
             writer=self._writer,
             optimizer=optimizer,
@@ -161,7 +163,9 @@ class RecordingSession:
         """The loop has ended, by an error or as planned: keep the last weights, and put everything back."""
         with self._attached:
             if error is None:
-                self.recorder.finish()
+                # Whoever closes after a refusal has been told what was wrong.
+                with suppress(DpmergeError) if self._writer.refused else nullcontext():
+                    self.recorder.finish()
             elif not isinstance(error, DpmergeError):
                 with suppress(DpmergeError):
                     self.recorder.rescue()
