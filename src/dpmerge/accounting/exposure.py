@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
 
 from dpmerge.accounting import validation
 from dpmerge.accounting.composition import compose
@@ -20,14 +21,35 @@ from dpmerge.errors import InvalidInputError, NoGuaranteeError
 
 
 class Adjacency(StrEnum):
-    """Which datasets are neighbours (docs/theory.md, "Guarantees").
+    """Which datasets are neighbours (docs/adjacency.md).
 
     >>> Adjacency("add_remove") is Adjacency.ADD_REMOVE
     True
+    >>> [(each.value, each.sensitivity, each.size_is_public) for each in Adjacency]
+    [('replace_one', 2, True), ('add_remove', 1, False), ('zero_out', 1, True)]
     """
 
     REPLACE_ONE = "replace_one"
+    """One record is exchanged for any other; the number of records is public."""
     ADD_REMOVE = "add_remove"
+    """One record is there or is not; the number of records is private."""
+    ZERO_OUT = "zero_out"
+    """One record is there, or a null record is in its place: drawn like any other, its gradient is zero, and it enters
+    nothing else that is computed from the data. The number of records is public."""
+
+    @property
+    def sensitivity(self) -> int:
+        """k: one record moves a sum of gradients, each clipped to C, by at most k·C."""
+        return 2 if self is Adjacency.REPLACE_ONE else 1
+
+    @property
+    def size_is_public(self) -> bool:
+        """Whether neighbours have equally many records, so that their number may be known, and divided by."""
+        return self is not Adjacency.ADD_REMOVE
+
+
+AdjacencyName = Literal["replace_one", "add_remove", "zero_out"]
+"""The same, as documents and functions spell it."""
 
 
 class Mechanism(ABC):

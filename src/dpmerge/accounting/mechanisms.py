@@ -110,17 +110,16 @@ class DpSgd(Mechanism):
         return sampling
 
     def _check_epochs(self) -> None:
-        """Shuffled batches have an epoch, and no others do; what they cost is known under replace_one."""
+        """Shuffled batches have an epoch, and no others do; what they cost is known where n is public."""
         shuffled = self.sampling is Sampling.SHUFFLED
         if shuffled != (self.steps_per_epoch is not None):
             accepted = "an integer ≥ 1 for shuffled batches, and left out for all others"
             raise InvalidInputError("steps_per_epoch", self.steps_per_epoch, accepted)
         if shuffled:
             validation.integer("steps_per_epoch", self.steps_per_epoch, least=1, most=MOST_STEPS)
-        if shuffled and self.adjacency is Adjacency.ADD_REMOVE:
-            raise InvalidInputError(
-                "sampling", "shuffled", "full_batch or poisson under add_remove; shuffled under replace_one only"
-            )
+        if shuffled and not self.adjacency.size_is_public:
+            accepted = f"full_batch or poisson under {self.adjacency}; shuffled under replace_one or zero_out only"
+            raise InvalidInputError("sampling", "shuffled", accepted)
 
     @property
     def steps(self) -> int:
@@ -145,9 +144,8 @@ class DpSgd(Mechanism):
 
     @property
     def sensitivity(self) -> int:
-        """k: one record moves a clipped sum by k·C. A clipped total can be turned round under either adjacency."""
-        per_example = self.clipping is Clipping.PER_EXAMPLE
-        return 1 if per_example and self.adjacency is Adjacency.ADD_REMOVE else 2
+        """k: one record moves a clipped sum by k·C. A clipped total can be turned round under any adjacency."""
+        return self.adjacency.sensitivity if self.clipping is Clipping.PER_EXAMPLE else 2
 
     @property
     def is_full_batch(self) -> bool:
@@ -210,7 +208,8 @@ class DpSgd(Mechanism):
                 f"{self.label}: Poisson sampling with aggregate clipping under replace_one has no proved accounting; "
                 "per_example clipping or full_batch has"
             )
-        # dp_accounting's replace_one distribution models the two ends ±C of a replacement itself.
+        # The replace_one distribution models the two ends ±C of a replacement itself. A null record is drawn, or is
+        # not, without a trace: zero_out has add_remove's two distributions.
         reach = 1 if replace_one else self.sensitivity
         sampled = Counter[tuple[float, float]]()
         whole: list[tuple[float, int]] = []

@@ -13,13 +13,18 @@ import numpy as np
 
 from dpmerge.accounting.exposure import Adjacency, Checkpoint, Mechanism
 from dpmerge.accounting.mechanisms import DpSgd
-from dpmerge.accounting.one_shot_mechanisms import GaussianRelease
+from dpmerge.accounting.one_shot_mechanisms import AccountantHistory, GaussianRelease
 from dpmerge.accounting.smoothness import DeclaredLipschitz, Smoothness
 from dpmerge.accounting.training_settings import Clipping
 from dpmerge.accounting.validation import Array
 
 NoisyRun = DpSgd | GaussianRelease
 """A mechanism whose noise and shift are known step by step, not only what it costs in total."""
+
+Trained = DpSgd | AccountantHistory
+"""A mechanism whose cost is that of its steps, not somebody's figure."""
+
+NULL_RECORD = "a_null_record_enters_nothing_but_the_draw"
 
 
 @dataclass(frozen=True)
@@ -87,11 +92,18 @@ def independent_noise(support: Sequence[Checkpoint]) -> Premise:
 
 def common_premises(support: Sequence[Checkpoint]) -> list[Premise]:
     """What every theorem about several runs rests on."""
-    premises = [independent_noise(support)]
+    premises = [independent_noise(support), *null_record(support)]
     if any(c.run.adjacency is Adjacency.ADD_REMOVE and isinstance(c.run, DpSgd) for c in support):
         # Dividing by the true number of records would make both the shift and the noise depend on the record.
         premises.append(Premise("public_divisor", True, _records(support)))
     return premises
+
+
+def null_record(support: Sequence[Checkpoint]) -> list[Premise]:
+    """Under zero_out: the null record's gradient is zero, and no statistic, vocabulary, class weight or normalisation
+    tells it from a record. No recorder sees what was computed before training; who recorded the run vouches."""
+    trained = [c for c in support if c.run.adjacency is Adjacency.ZERO_OUT and isinstance(c.run, Trained)]
+    return [Premise(NULL_RECORD, True, _records(trained))] if trained else []
 
 
 def separate_runs(support: Sequence[Checkpoint]) -> list[Premise]:

@@ -1,4 +1,4 @@
-"""One merged step of Poisson-sampled runs under add_remove, each of which draws the record by itself.
+"""One merged step of Poisson-sampled runs under add_remove or zero_out, each of which draws the record by itself.
 
 Guarantees: the profile of N(0, s²) against the mixture, over which runs drew the record, of N(Σ_drawn λ_i η_i C_i, s²)
 (docs/theory.md, "Linear combination").
@@ -44,7 +44,7 @@ def sampled_step(support: Sequence[Checkpoint], weights: Sequence[float]) -> Pri
     Returns:
         The profile, or None where there is no formula.
     """
-    if not all(isinstance(c.run, NoisyRun) and c.run.adjacency is Adjacency.ADD_REMOVE for c in support):
+    if not all(isinstance(c.run, NoisyRun) and c.run.adjacency is not Adjacency.REPLACE_ONE for c in support):
         return None
     steps = list(_acting_steps(support, weights))
     if sum(step.rate < 1 for step in steps) > MOST_SAMPLED_RUNS:

@@ -92,7 +92,7 @@ class GaussianStep(Step):
 class PoissonStep(Step):
     """A Poisson-subsampled Gaussian step with sensitivity-to-noise ratio `ratio`.
 
-    add_remove: N(0, 1) against (1−q)N(0, 1) + qN(ratio, 1).
+    add_remove, zero_out: N(0, 1) against (1−q)N(0, 1) + qN(ratio, 1).
     replace_one: (1−q)N(0, 1) + qN(ratio, 1) against (1−q)N(0, 1) + qN(−ratio, 1); no Rényi curve is known to
     dp_accounting for it (its accountant ignores the relation), so there is none here.
     """

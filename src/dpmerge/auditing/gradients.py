@@ -46,10 +46,10 @@ def chances(run: Schedule, step: int) -> Array:
         raise InvalidInputError(f"{run.name}.sampling_rates", least, f"1 for {run.sampling} batches")
     if run.sampling == "full_batch":
         return np.ones(step)
-    if run.adjacency != "replace_one" or run.steps_per_epoch is None:
+    if run.adjacency == "add_remove" or run.steps_per_epoch is None:
         found = "shuffled batches" + ("" if run.steps_per_epoch else " without steps_per_epoch")
         raise InvalidInputError(
-            f"{run.name}.sampling", run.sampling, "shuffled epochs under replace_one alone", found=found
+            f"{run.name}.sampling", run.sampling, "shuffled epochs under replace_one or zero_out", found=found
         )
     surely = np.zeros(step)
     for first in range(0, step, run.steps_per_epoch):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dpmerge.terms.mechanism_schema import BlockSpec, DpSgdFacts, HistoryBlock, HistoryFacts
     from dpmerge.terms.run_record import RunRecord
 
-AdjacencyName = Literal["replace_one", "add_remove"]
+AdjacencyName = Literal["replace_one", "add_remove", "zero_out"]
 
 CURVATURES = {"logistic": 1 / 4, "huber": 1.0, "squared": 1.0, "softmax": 1 / 2}
 """The largest second derivative of a record's convex loss, in units of the square of its features' norm."""
@@ -165,9 +165,11 @@ def _sampling(
         field = f"{name}.mechanism.sampling"
         problem = f"{field}: nobody says how batches were drawn"
         raise InvalidInputError(field, facts.sampling, _STATE_IT, problem=problem)
-    if adjacency == "add_remove" and not facts.public_divisor:
+    sampled = any(block.sampling_rate < 1 for block in facts.blocks)
+    if not facts.public_divisor and (adjacency == "add_remove" or sampled):
         field = f"{name}.mechanism.public_divisor"
-        problem = f"{field}: under add_remove a record changes a divisor that is not public, and with it the noise"
+        why = f"under {adjacency} a record" if adjacency == "add_remove" else "whether a record was drawn"
+        problem = f"{field}: {why} changes a divisor that is not public, and with it the noise"
         raise InvalidInputError(field, False, "train with a divisor that is public", problem=problem)
     return facts.sampling
 

@@ -29,7 +29,7 @@ class Schedule:
     clip_norms: Array
     noise_multipliers: Array
     sampling_rates: Array
-    adjacency: Literal["replace_one", "add_remove"]
+    adjacency: Literal["replace_one", "add_remove", "zero_out"]
     sampling: Literal["full_batch", "poisson", "shuffled"] = "full_batch"
     steps_per_epoch: int | None = None
     aggregate: bool = False
@@ -60,7 +60,7 @@ class Schedule:
         *,
         steps: int,
         noise_multiplier: float | Sequence[float],
-        adjacency: Literal["replace_one", "add_remove"],
+        adjacency: Literal["replace_one", "add_remove", "zero_out"],
         clip_norm: float = 1.0,
         rates: float | Sequence[float] = 1.0,
         sampling_rate: float = 1.0,

@@ -38,6 +38,11 @@ StepsPerEpoch = Annotated[
 ]
 ClippingName = Annotated[Literal["per_example", "aggregate"], Field(description='"per_example" or "aggregate"')]
 
+PUBLIC_DIVISOR = (
+    "a constant fixed without looking at the data? (One computed from the number of records alone is, under "
+    "replace_one and zero_out; the realised size of a Poisson batch never is.)"
+)
+
 
 class BlockSpec(Strict):
     """Consecutive steps with one noise multiplier and clip norm."""
@@ -121,9 +126,7 @@ class DpSgdFacts(Strict):
     expected_batch_size: Positive | None = Field(
         default=None, description="a finite number > 0: what a mean divides the sum by; left out for a sum"
     )
-    public_divisor: bool = Field(
-        description="true or false: is that divisor a constant fixed without looking at the data?"
-    )
+    public_divisor: bool = Field(description=f"true or false: is that divisor {PUBLIC_DIVISOR}")
     smoothness: SmoothnessFacts | None = Field(default=None, description="an object with a kind and who vouches")
     affine_map: AffineMap | None = Field(default=None, description="an object with an id and who vouches")
 
@@ -142,12 +145,7 @@ class DpSgdFacts(Strict):
     def mechanism(self, setting: Setting) -> Mechanism:
         blocks = step_blocks(self.blocks)
         length = sum(block.steps for block in blocks)
-        reasons = [_no_accounting(self.sampling, setting.adjacency)]
-        if setting.adjacency is Adjacency.ADD_REMOVE and not self.public_divisor:
-            reasons.append(
-                "under add_remove the sum of gradients must be divided by a constant fixed without the data, and "
-                "public_divisor is false"
-            )
+        reasons = [_no_accounting(self.sampling, setting.adjacency), self._private_divisor(setting.adjacency)]
         if reason := "; ".join(filter(None, reasons)):
             return setting.unaccounted(length, reason)
         return DpSgd(
@@ -164,6 +162,24 @@ class DpSgdFacts(Strict):
             label=setting.label,
             vouched_by=setting.vouched_by,
         )
+
+    def _private_divisor(self, adjacency: Adjacency) -> str | None:
+        """Why a divisor that is not public leaves no number; None where there is one, or none is needed."""
+        if self.public_divisor:
+            return None
+        if not adjacency.size_is_public:
+            return (
+                f"under {adjacency} the sum of gradients must be divided by a constant fixed without the data, and "
+                "public_divisor is false"
+            )
+        if any(block.sampling_rate < 1 for block in self.blocks):
+            # The realised size tells whether the record was drawn: nothing is left of amplification.
+            return (
+                "Poisson-sampled gradients must not be divided by the realised size of each batch, and public_divisor "
+                f"is false; state true for a constant or, under {adjacency}, for what is computed from the number of "
+                "records alone"
+            )
+        return None
 
     def _smoothness(self) -> Smoothness | None:
         if self.smoothness is None:
@@ -195,9 +211,7 @@ class HistoryFacts(Strict):
     sampling: SamplingName
     steps_per_epoch: StepsPerEpoch = None
     clipping: ClippingName
-    public_divisor: bool = Field(
-        description="true or false: is the divisor of the gradients' sum a constant fixed without looking at the data?"
-    )
+    public_divisor: bool = Field(description=f"true or false: is the divisor of the gradients' sum {PUBLIC_DIVISOR}")
 
     def mechanism(self, setting: Setting) -> Mechanism:
         """The clip norm and rate of a step do not enter its cost, and nothing else may be made of them."""
@@ -234,8 +248,8 @@ MECHANISM_KINDS = (
 def _no_accounting(sampling: str, adjacency: Adjacency) -> str | None:
     if sampling == "unknown":
         return 'how its batches were drawn is not recorded (sampling: "unknown")'
-    if sampling == "shuffled" and adjacency is Adjacency.ADD_REMOVE:
-        return "shuffled batches have no proved accounting under add_remove"
+    if sampling == "shuffled" and not adjacency.size_is_public:
+        return f"shuffled batches have no proved accounting under {adjacency}"
     return None
 
 

@@ -33,6 +33,7 @@ NoiseSource = Literal["os_entropy", "seeded", "unknown"]
 Tuning = Literal["none", "public", "charged", "unknown"]
 Decided = Literal["fixed", "public", "private", "unknown"]
 """By what something was decided in training: beforehand, by public data, by private data without noise."""
+ADJACENCY = '"replace_one", "add_remove" or "zero_out"'
 RecordLosses = Literal["checked", "vouched", "unknown"]
 STOPPING = '"fixed", "public", "private" or "unknown": by what it was decided when to stop'
 SCHEDULE = '"fixed", "public", "private" or "unknown": by what rates, clip norms and noise changed'
