@@ -53,6 +53,7 @@ ACCOUNTING_ORDER = [
     "profile",
     "gaussian",
     "renyi",
+    "implied_replace_one",
     "discretised_step",
     "subsampled_renyi",
     "step_mechanisms",

@@ -523,7 +523,7 @@ def test_a_private_divisor_under_add_remove_is_refused(tmp_path: Path, batches: 
         ("dataset", "a" * 64, "got 'aaaa"),
         ("dataset", "sha256:" + "0" * 64, "a digest of the data would itself be a release"),
         ("dataset", "", "dataset.id: got ''"),
-        ("adjacency", "zero_out", "adjacency: got 'zero_out'; accepted: "),
+        ("adjacency", "zeroed", "adjacency: got 'zeroed'; accepted: replace_one or add_remove or zero_out"),
         ("noise_seed", 2**32, "noise_seed: got 4294967296; accepted:"),
         ("noise_seed", -1, "noise_seed: got -1; accepted:"),
         ("noise_seed", 1.5, "noise_seed: got 1.5; accepted:"),

@@ -1,7 +1,7 @@
 """The recorder of a run, as its training loop sees it.
 
     with record(model=model, optimizer=optimizer, data_loader=loader, run="adult-s32", dataset="adult-2026",
-                adjacency="replace_one", directory="models/adult-s32") as recorder:
+                adjacency="zero_out", directory="models/adult-s32") as recorder:
         ...  # the training loop, unchanged
 
 Guarantees: the manifest on disk describes exactly the checkpoints beside it, at every moment, kill -9 included.

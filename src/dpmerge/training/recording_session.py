@@ -58,7 +58,7 @@ class RecordingSession:
         schedule: CheckpointSchedule,
         noise_seed: int | None,
     ) -> None:
-        replace_one, folder = names.replace_one, Path(directory)
+        public_size, folder = names.public_size, Path(directory)
         require_fresh(optimizer, folder)
         self._model, self._optimizer, self._loader = model, optimizer, data_loader
         self._module: nn.Module = getattr(model, "_module", model)
@@ -68,8 +68,8 @@ class RecordingSession:
         self._separate_records = SeparateRecordsCheck(
             model, self._module, optimizer, fingerprints, ghost=self._reader.ghost
         )
-        _require_accountable(self._batches, self._reader, vouched, replace_one=replace_one)
-        derived = self._derived(smoothness, replace_one=replace_one)
+        _require_accountable(self._batches, self._reader, vouched, public_size=public_size)
+        derived = self._derived(smoothness, public_size=public_size)
         self._criterion = smoothness.criterion if derived is not None else None
         if self._reader.ghost:
             require_measured(model, self._module)
@@ -80,7 +80,7 @@ class RecordingSession:
         facts = {
             "schema": SCHEMA,
             "run": names.run,
-            "dataset": {"id": names.dataset, "size": self._batches.records if replace_one else None},
+            "dataset": {"id": names.dataset, "size": self._batches.records if public_size else None},
             "unit": names.unit,
             "adjacency": names.adjacency,
             "noise": self._noise_record(),
@@ -116,14 +116,14 @@ class RecordingSession:
         )
         self._attached = ExitStack()
 
-    def _derived(self, claim: SmoothnessClaim, *, replace_one: bool) -> SmoothnessFacts | None:
+    def _derived(self, claim: SmoothnessClaim, *, public_size: bool) -> SmoothnessFacts | None:
         """Smoothness, where it was asked for."""
         derived = derived_smoothness(
             self._module,
             claim.criterion,
             loss_reduction=self._reader.loss_reduction,
             feature_bound=claim.feature_bound,
-            records=claim.records(self._batches.records, replace_one=replace_one),
+            records=claim.records(self._batches.records, public_size=public_size),
             ghost=self._reader.ghost,
         )
         if derived is not None and derived.kind == "softmax":
@@ -182,17 +182,18 @@ class RecordingSession:
         )
 
 
-def _require_accountable(batches: Batches, reader: StepReader, vouched: Vouched, *, replace_one: bool) -> None:
+def _require_accountable(batches: Batches, reader: StepReader, vouched: Vouched, *, public_size: bool) -> None:
     """Refuse a run that would have no number: shuffled, or of a private divisor, under add_remove."""
-    if batches.sampling is Sampling.SHUFFLED and not replace_one:
+    if batches.sampling is Sampling.SHUFFLED and not public_size:
         raise RecordingError(
-            "adjacency: shuffled batches have no proved accounting under add_remove; say replace_one, or let "
-            "make_private sample (poisson_sampling=True)"
+            "adjacency: shuffled batches have no proved accounting under add_remove; say zero_out or replace_one, or "
+            "let make_private sample (poisson_sampling=True)"
         )
-    if reader.loss_reduction == "mean" and not replace_one and not vouched.public_divisor:
+    if reader.loss_reduction == "mean" and not public_size and not vouched.public_divisor:
         raise RecordingError(
             "public_divisor: under add_remove the number of records is private, and Opacus divides by a number "
-            "computed from it; say public_divisor=True if that number is fixed without the data, or use replace_one"
+            "computed from it; say public_divisor=True if that number is fixed without the data, or use zero_out or "
+            "replace_one, where it is public"
         )
 
 

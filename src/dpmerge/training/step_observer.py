@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from opacus.optimizers import DPOptimizer
 
+from dpmerge.accounting.training_settings import Sampling
 from dpmerge.errors import RecordingError
 from dpmerge.training.batches import Batches
 from dpmerge.training.ghost_clipping import GhostGradients
@@ -20,6 +21,7 @@ from dpmerge.training.manifest_writer import ManifestWriter
 from dpmerge.training.model_tensors import ModelTensors
 from dpmerge.training.noise_generators import NoiseStreamCheck
 from dpmerge.training.noised_gradients import NoisedGradients
+from dpmerge.training.realised_divisor import RealisedDivisorCheck
 from dpmerge.training.reference_optimizer import ReferenceOptimizer
 from dpmerge.training.separate_records_check import SeparateRecordsCheck
 from dpmerge.training.stated_loss_check import StatedLossCheck
@@ -46,6 +48,7 @@ class StepObserver:
         self._tensors, self._weights, self._noise_stream = tensors, weights, noise_stream
         self._after_step = after_step
         self._noised = NoisedGradients(optimizer)
+        self._realised_divisor = RealisedDivisorCheck()
         self._gradients_used: Sequence[torch.Tensor] = ()
         self._read = False
         self.stated_loss: StatedLossCheck | None = None
@@ -98,6 +101,8 @@ class StepObserver:
         """The noise has been added; the weights have not moved."""
         try:
             step = self._reader.read(self._batches.sampler.rate)
+            if self._batches.sampling is Sampling.POISSON:
+                self._realised_divisor.require_other(step.learning_rate, self._batches.rows)
             self._tensors.require_untouched()
             self._batches.stepped()
         finally:
