@@ -54,6 +54,7 @@ ACCOUNTING_ORDER = [
     "gaussian",
     "renyi",
     "discretised_step",
+    "discretised_mixture",
     "subsampled_renyi",
     "step_mechanisms",
     "step_spectrum",

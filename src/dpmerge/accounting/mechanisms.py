@@ -183,9 +183,19 @@ class DpSgd(Mechanism):
             return GaussianProfile(0.0)
         if self.sampling is Sampling.SHUFFLED:
             return GaussianProfile(_composed_mu(self.sensitivity, self._noise_of_epochs(upto)))
+        return self._profile_of(upto)
+
+    def profile_without(self, upto: int, left_out: int) -> PrivacyProfile:
+        """What the steps up to a given one cost but for one of them (counted from 0), which is released otherwise."""
+        assert self.sampling is not Sampling.SHUFFLED, "a shuffled pass is counted as a whole"
+        return self._profile_of(upto, left_out)
+
+    def _profile_of(self, upto: int, left_out: int | None = None) -> PrivacyProfile:
         if self.is_full_batch:
-            return GaussianProfile(_composed_mu(self.sensitivity, self.noise_multipliers[:upto]))
-        return self._sampled_profile(upto)
+            noise = self.noise_multipliers[:upto]
+            taken = noise if left_out is None else np.delete(noise, left_out)
+            return GaussianProfile(_composed_mu(self.sensitivity, taken))
+        return self._sampled_profile(upto, left_out)
 
     def prefix_epsilons(self, delta: float, steps: Sequence[int] | None = None) -> Array:
         """ε at δ of every given prefix (by default all), ancestors included.
@@ -203,7 +213,7 @@ class DpSgd(Mechanism):
         assert self.steps_per_epoch is not None
         return np.minimum.reduceat(self.noise_multipliers[:upto], np.arange(0, upto, self.steps_per_epoch))
 
-    def _sampled_profile(self, upto: int) -> PrivacyProfile:
+    def _sampled_profile(self, upto: int, left_out: int | None) -> PrivacyProfile:
         replace_one = self.adjacency is Adjacency.REPLACE_ONE
         if replace_one and self.clipping is Clipping.AGGREGATE:
             raise NoGuaranteeError(
@@ -214,7 +224,7 @@ class DpSgd(Mechanism):
         reach = 1 if replace_one else self.sensitivity
         sampled = Counter[tuple[float, float]]()
         whole: list[tuple[float, int]] = []
-        for block, steps in self._begun_blocks(upto):
+        for block, steps in self._begun_blocks(upto, left_out):
             if block.sampling_rate < 1:
                 sampled[float(block.noise_multiplier), float(block.sampling_rate)] += steps
             else:
@@ -229,13 +239,17 @@ class DpSgd(Mechanism):
         gaussian = GaussianProfile(_composed_mu(self.sensitivity, np.repeat(levels, [steps for _, steps in whole])))
         return compose([gaussian, LossDistributionProfile.of(counts)]) if counts else gaussian
 
-    def _begun_blocks(self, upto: int) -> Iterator[tuple[StepBlock, int]]:
-        """The blocks that a prefix reaches into, and how many steps of each."""
+    def _begun_blocks(self, upto: int, left_out: int | None) -> Iterator[tuple[StepBlock, int]]:
+        """The blocks that a prefix reaches into, and how many steps of each, but for one that is left out."""
+        before = 0
         for block in self.blocks:
-            if upto <= 0:
+            within = min(upto - before, block.steps)
+            if within <= 0:
                 return
-            yield block, min(upto, block.steps)
-            upto -= block.steps
+            counted = within - (left_out is not None and before <= left_out < before + within)
+            if counted:
+                yield block, counted
+            before += block.steps
 
 
 def _composed_mu(sensitivity: int, noise: Array) -> float:
