@@ -67,6 +67,7 @@ ACCOUNTING_ORDER = [
     "exposure",
     "smoothness",
     "training_settings",
+    "shuffled_passes",
     "mechanisms",
     "one_shot_mechanisms",
     "premises",

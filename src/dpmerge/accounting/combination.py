@@ -36,6 +36,7 @@ from dpmerge.accounting.premises import (
     noise_on_the_weights,
     one_step,
     only_release,
+    seen_in_part,
     separate_runs,
     whole_update_clipped,
 )
@@ -161,7 +162,9 @@ def joint_release(combination: LinearCombination) -> Bound:
     1.1838
     """
     support = combination.support
-    return _bound("joint_release", common_premises(support), lambda: Exposure.of(support).profile())
+    exposure = Exposure.of(support)
+    premises = [*common_premises(support), *seen_in_part(exposure.seen_in_part)]
+    return _bound("joint_release", premises, exposure.fixed_steps_profile)
 
 
 def last_step(combination: LinearCombination) -> Bound:

@@ -98,7 +98,7 @@ class _Mixture:
         delta = (weights * gaussian_delta(self._shifts, -each)).sum(axis=-1)
         drawn = ndtr(np.subtract.outer(x, self._shifts)) @ self._probabilities
         delta = delta + np.exp(epsilon) * np.expm1(-loss - epsilon) * drawn
-        return np.where(-epsilon <= self._losses[0], np.maximum(delta, 0.0), delta)
+        return np.asarray(np.where(-epsilon <= self._losses[0], np.maximum(delta, 0.0), delta))
 
 
 def _refined(pmf: LossPmf, factor: int, interval: float) -> LossPmf:

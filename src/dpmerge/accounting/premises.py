@@ -97,6 +97,12 @@ def common_premises(support: Sequence[Checkpoint]) -> list[Premise]:
     return premises
 
 
+def seen_in_part(runs: Sequence[Mechanism]) -> list[Premise]:
+    """Of runs whose last pass over shuffled data counts in part: what that share rests on, and who says so."""
+    voices = ", ".join(dict.fromkeys(map(_voucher, runs)))
+    return [Premise("order_secret_and_step_fixed_beforehand", True, voices)] if runs else []
+
+
 def separate_runs(support: Sequence[Checkpoint]) -> list[Premise]:
     """One checkpoint a run, and no run started from another one that is merged too."""
     runs = [checkpoint.run for checkpoint in support]
