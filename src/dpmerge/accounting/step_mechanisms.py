@@ -18,7 +18,6 @@ from dpmerge.accounting.discretised_step import (
     TAIL_DEVIATIONS,
     LossPmf,
     gaussian_pmfs,
-    mixture_pmfs,
 )
 from dpmerge.accounting.validation import Array
 
@@ -140,6 +139,9 @@ class MixtureStep(Step):
     probabilities: tuple[float, ...]
 
     def pmfs(self, interval: float) -> tuple[LossPmf, LossPmf]:
+        # Only averages of sampled runs by another theorem than joint release need it.
+        from dpmerge.accounting.discretised_mixture import mixture_pmfs
+
         return mixture_pmfs(self.shifts, self.probabilities, interval)
 
     @property

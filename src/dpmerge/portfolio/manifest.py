@@ -37,7 +37,7 @@ from dpmerge.portfolio.manifest_parts import (
 from dpmerge.portfolio.run_files import require_plain_path, write_atomically
 from dpmerge.portfolio.samples import StartSample
 from dpmerge.terms.documents import Strict, Text, require_seen, schema_of, strict_json, validated
-from dpmerge.terms.mechanism_schema import MECHANISM_KINDS, DpSgdFacts, MechanismFacts
+from dpmerge.terms.mechanism_schema import MECHANISM_KINDS, DpSgdFacts, HistoryFacts, MechanismFacts
 from dpmerge.terms.run_record import (
     ADJACENCY,
     RECORD_LOSSES,
@@ -128,6 +128,16 @@ class Manifest(Strict):
         if records is not None and size is not None and records < size:
             accepted = f"an integer ≥ {size}, the size of the data set"
             raise InvalidInputError("mechanism.smoothness.records", records, accepted)
+
+        order = self.mechanism.order if isinstance(self.mechanism, DpSgdFacts | HistoryFacts) else None
+        if order is not None and size is not None and order.records != size:
+            raise InvalidInputError("mechanism.order.records", order.records, f"{size}, the size of the data set")
+        if order is not None and self.recorded_by.how != "recorder":
+            accepted = "left out: only the recorder sees to it that nobody knows the order"
+            raise InvalidInputError("mechanism.order", order.secret, accepted)
+        if order is not None and self.noise.source == "seeded":
+            accepted = "left out where the noise was seeded: the order then is known as well"
+            raise InvalidInputError("mechanism.order", order.secret, accepted)
 
     def _require_whole_epochs(self) -> None:
         """An epoch has as many steps as batches fit into the data, at most."""

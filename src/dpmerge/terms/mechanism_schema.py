@@ -9,7 +9,8 @@ Refuses: facts that contradict one another, each by its field.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -29,6 +30,9 @@ from dpmerge.terms.one_shot_schema import (
     Setting,
 )
 
+if TYPE_CHECKING:
+    from dpmerge.accounting.shuffled_passes import SecretOrder
+
 SamplingName = Annotated[
     Literal["full_batch", "poisson", "shuffled", "unknown"],
     Field(description='"full_batch", "poisson", "shuffled" or "unknown"'),
@@ -42,6 +46,41 @@ PUBLIC_DIVISOR = (
     "a constant fixed without looking at the data? (One computed from the number of records alone is, under "
     "replace_one and zero_out; the realised size of a Poisson batch never is.)"
 )
+
+
+class PassBlock(Strict):
+    """Consecutive passes over shuffled data that took equally many steps."""
+
+    passes: int = Field(ge=1, description="an integer ≥ 1: how many passes")
+    steps: int = Field(ge=1, description="an integer ≥ 1, at most steps_per_epoch: the steps of each")
+
+
+class OrderFacts(Strict):
+    """An order of the records that nobody knows, drawn anew for each pass (docs/theory.md, "One run")."""
+
+    secret: Literal[True] = Field(description="true: the recorder gave the sampler a generator of the system's")
+    records: int = Field(ge=1, description="an integer ≥ 1: the records that are shuffled")
+    batch_size: int = Field(ge=1, description="an integer ≥ 1: of every batch but the last of a pass")
+    fixed_steps: list[Annotated[int, Field(ge=1)]] = Field(
+        description="a list of steps in increasing order: checkpoints, and the end, that were fixed before the first"
+    )
+
+    def order(self, *, granted: bool) -> SecretOrder:
+        """As the mathematics sees it; where stopping was not fixed, no step was."""
+        from dpmerge.accounting.shuffled_passes import SecretOrder  # few runs need it
+
+        stated = SecretOrder(records=self.records, batch_size=self.batch_size, fixed_steps=self.fixed_steps)
+        return stated if granted else replace(stated, fixed_steps=())
+
+
+PassBlocks = Annotated[
+    list[PassBlock] | None,
+    Field(description="a list of objects with passes and steps, for shuffled batches: how long each pass begun was"),
+]
+Order = Annotated[
+    OrderFacts | None,
+    Field(description="an object with records and batch_size, for shuffled batches of a secret order"),
+]
 
 
 class BlockSpec(Strict):
@@ -119,6 +158,8 @@ class DpSgdFacts(Strict):
     blocks: list[BlockSpec] = Field(min_length=1, description="a non-empty list of blocks of steps")
     sampling: SamplingName
     steps_per_epoch: StepsPerEpoch = None
+    passes: PassBlocks = None
+    order: Order = None
     clipping: ClippingName
     flat_clipping: bool = Field(description="true (one norm over all trained tensors) or false (one for each layer)")
     optimizer: OptimizerFacts = Field(description="an object with at least a name")
@@ -153,6 +194,8 @@ class DpSgdFacts(Strict):
             adjacency=setting.adjacency,
             sampling=Sampling(self.sampling),
             steps_per_epoch=self.steps_per_epoch,
+            passes=None if self.passes is None else [(block.passes, block.steps) for block in self.passes],
+            order=None if self.order is None else self.order.order(granted=setting.stop_fixed),
             clipping=Clipping(self.clipping),
             flat_clipping=self.flat_clipping,
             optimizer=self.optimizer.optimizer(),
@@ -210,6 +253,8 @@ class HistoryFacts(Strict):
     blocks: list[HistoryBlock] = Field(min_length=1, description="a non-empty list of blocks of steps")
     sampling: SamplingName
     steps_per_epoch: StepsPerEpoch = None
+    passes: PassBlocks = None
+    order: Order = None
     clipping: ClippingName
     public_divisor: bool = Field(description=f"true or false: is the divisor of the gradients' sum {PUBLIC_DIVISOR}")
 
@@ -220,6 +265,8 @@ class HistoryFacts(Strict):
             blocks=[BlockSpec(clip_norm=1.0, learning_rate=1.0, **block.model_dump()) for block in self.blocks],
             sampling=self.sampling,
             steps_per_epoch=self.steps_per_epoch,
+            passes=self.passes,
+            order=self.order,
             clipping=self.clipping,
             flat_clipping=False,
             optimizer=OptimizerFacts(name="unknown"),

@@ -127,6 +127,16 @@ class ReleaseTerms(Strict):
     def bounds(self) -> tuple[Bound, ...]:
         return tuple(self.bound(candidate) for candidate in self.candidates)
 
+    def counted_profile(self, place: int) -> PrivacyProfile | None:
+        """What a ledger counts for a candidate: its bound, but with every pass over shuffled data counted whole.
+
+        Filters add costs up while releases are chosen by what was seen; a share of a pass is for fixed steps alone.
+        """
+        bound, candidate = self.bounds[place], self.candidates[place]
+        if bound.profile is None or candidate.is_final:
+            return bound.profile
+        return self.exposure(candidate).profile()
+
     @cached_property
     def profile(self) -> PrivacyProfile:
         """What the release costs the people the models were trained on."""

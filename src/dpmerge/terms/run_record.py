@@ -109,6 +109,15 @@ class RunRecord(Strict):
         how = {"recorder": "recorded in training", "hand": "written by hand", "opacus_history": "from Opacus' history"}
         return f"{self.run} ({how[self.recorded_by.how]}{by})"
 
+    @property
+    def stop_fixed(self) -> bool:
+        """Whether the run stopped where it was settled beforehand, as far as the recorder can tell.
+
+        Stopping by public data is not enough: that looks at the weights, which depend on the order of the records.
+        """
+        recorded = self.recorded_by.how == "recorder" and self.noise.source == "os_entropy"
+        return recorded and self.finished and self.stopping == "fixed"
+
     def mechanism_from(self, adjacency: Adjacency, parent: Checkpoint | None) -> Mechanism:
         """The run as the mathematics sees it, started from `parent` where that was private; without it, no number."""
         setting = Setting(
@@ -117,6 +126,7 @@ class RunRecord(Strict):
             vouched_by=self.voice,
             independent_noise=self.noise.source != "unknown",
             ancestry=parent,
+            stop_fixed=self.stop_fixed,
         )
         mechanism = self.mechanism.mechanism(setting)
         reasons = [mechanism.reason] if isinstance(mechanism, Unaccounted) else []

@@ -1,7 +1,8 @@
 """How a loader draws its batches: read from its sampler, and the same from the first step to the last.
 
 Guarantees: Poisson only where Opacus' sampler draws from the whole data set, full batch only where every record is in
-every batch; Poisson's generator is where the last draw left it, and its rate is as torch's random numbers make it.
+every batch; Poisson's generator is where the last draw left it, and its rate is as torch's random numbers make it. An
+order is called secret only while torch's own sampler shuffles all records by the generator that it was given here.
 Refuses: samplers that may draw a record twice, a rate or a generator that is changed in the course of the run, draws
 that somebody could predict.
 """
@@ -10,7 +11,8 @@ from __future__ import annotations
 
 import math
 import zlib
-from functools import cached_property
+from collections.abc import Callable
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -66,6 +68,8 @@ class SamplerCheck:
         self._rate = float(sampler.sample_rate) if self.sampling is Sampling.POISSON else 1.0
         self._generator: torch.Generator | None = getattr(sampler, "generator", None)
         self._state: int | None = None
+        self._records = records
+        self._secret = False
 
     @cached_property
     def rate(self) -> float:
@@ -83,16 +87,34 @@ class SamplerCheck:
         self.drew()
         return before  # type: ignore[no-any-return]
 
+    def shuffle_by(self, generator: torch.Generator) -> Callable[[], None]:
+        """Shuffle by this generator from now on, where torch's own sampler shuffles all records; what puts it back."""
+        inner = getattr(self._sampler, "sampler", None)
+        if self.sampling is not Sampling.SHUFFLED or type(inner) is not RandomSampler or len(inner) != self._records:
+            return lambda: None
+        before, self._generator, inner.generator = inner.generator, generator, generator
+        self._secret = True
+        self.drew()
+        return partial(setattr, inner, "generator", before)
+
+    @property
+    def secret_batch_size(self) -> int | None:
+        """The size of a batch of shuffled records whose order nobody knows; None where somebody may."""
+        return int(self._sampler.batch_size) if self._secret else None
+
     def drew(self) -> None:
         """The sampler has drawn: from here the generator goes on."""
-        if self._generator is not None and self.sampling is Sampling.POISSON:
+        if self._generator is not None and (self.sampling is Sampling.POISSON or self._secret):
             self._state = zlib.crc32(self._generator.get_state().numpy().data)
 
     def require_unpredicted(self) -> None:
         """Refuse draws that somebody could predict: the generator was set back, or to a state that is known."""
         before = self._state
         self.drew()
-        if before is not None and self._state != before:
+        undisturbed = before is None or self._state == before
+        if self._secret:  # a known order has a cost as well: it is only no longer secret
+            self._secret = undisturbed and self._sampler.sampler.generator is self._generator
+        elif not undisturbed:
             raise RecordingError(
                 "data_loader: the generator of the sampler was seeded, or used by something else, in the course of the "
                 "run; batches that can be predicted are not Poisson's: leave it alone"
@@ -100,6 +122,9 @@ class SamplerCheck:
 
     def require_unchanged(self) -> None:
         """Refuse, when a step is taken, another rate or generator than at the start."""
+        if self._secret:
+            inner = self._sampler.sampler
+            self._secret = inner.generator is self._generator and len(inner) == self._records and not inner.replacement
         if self.sampling is Sampling.POISSON and (
             float(self._sampler.sample_rate) != self._rate or self._sampler.generator is not self._generator
         ):

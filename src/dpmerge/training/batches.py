@@ -1,8 +1,9 @@
 """Which batches a run really used: one draw a step, each draw once, and the rows that were drawn.
 
-Guarantees: what is recorded is what happened: epochs that overlap or are cut short, or whose batches are not used each
-once, are not accounted as whole ones. A logical step is made of one draw, which no other step uses, and of as many
-gradients as that draw has records; of Poisson batches, the rows that enter the model are those drawn for the step.
+Guarantees: what is recorded is what happened: passes that are cut short are recorded as such; where passes overlap, or
+batches are not used each once and without gaps, no two steps are accounted as one pass. A logical step is made of one
+draw, which no other step uses, and of as many gradients as that draw has records; of Poisson batches, the rows that
+enter the model are those drawn for the step.
 Refuses: logical steps glued together from several draws, batches used twice, Poisson batches that are left out.
 Of full batches it trusts that the batch used is the data: nothing has to be drawn anew for each step.
 """
@@ -16,8 +17,10 @@ from torch.utils.data import DataLoader
 
 from dpmerge.accounting.training_settings import Sampling
 from dpmerge.errors import RecordingError
+from dpmerge.terms.mechanism_schema import OrderFacts, PassBlock
 from dpmerge.training.batch_matching import FullBatches, matching_batch
 from dpmerge.training.batch_sampling import SamplerCheck, batch_sampler_of
+from dpmerge.training.begun_passes import BegunPasses
 from dpmerge.training.loader_passes import LoaderPass, SamplerPass
 from dpmerge.training.row_fingerprints import Fingerprints, RowFingerprints
 
@@ -40,7 +43,8 @@ class Batches:
         self.sampler = SamplerCheck(batch_sampler_of(loader), self.records)
         self.sampling = self.sampler.sampling
         self._full = FullBatches(loader.dataset, fingerprints)
-        self._whole_epochs = True
+        self._begun = BegunPasses()
+        self._in_turn = True
         self._unfinished = False
         self._passes: list[SamplerPass] = []
         self._current: SamplerPass | None = None
@@ -66,10 +70,27 @@ class Batches:
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """For shuffled batches, after how many steps a record may come again; 1 once an epoch was not whole."""
+        """For shuffled batches, the steps of a whole pass; 1 once a batch was used out of turn, or left out."""
         if self.sampling is not Sampling.SHUFFLED:
             return None
-        return self.sampler.batches_per_epoch if self._whole_epochs else 1
+        return self.sampler.batches_per_epoch if self._passes_known else 1
+
+    @property
+    def _passes_known(self) -> bool:
+        return self._in_turn and self._begun.without_gaps
+
+    def passes(self, upto: int) -> list[PassBlock] | None:
+        """For shuffled batches, how many steps each pass begun took, where some but the last were cut short."""
+        whole = self.steps_per_epoch
+        return None if whole is None or not self._passes_known else self._begun.taken(upto, whole)
+
+    def secret_order(self, fixed_steps: list[int]) -> OrderFacts | None:
+        """What is known of the order of the records, where nobody knows or has chosen it."""
+        size = self.sampler.secret_batch_size
+        chosen = not (self._passes_known and self._begun.as_they_came and self.linked)
+        if size is None or chosen or not getattr(self._loader, "in_order", True):
+            return None
+        return OrderFacts(secret=True, records=self.records, batch_size=size, fixed_steps=fixed_steps)
 
     # What the loop does with its batches
 
@@ -91,6 +112,8 @@ class Batches:
         self._number = matching_batch(waiting, entered)
         linked = self._number is not None
         taken_for = self._number if linked else next(iter(waiting), None)
+        if self.sampling is Sampling.SHUFFLED and self._physical is not None and (linked or self._vouched):
+            self._begun.entered(self._physical, taken_for)
         if linked or self._vouched:
             batch = waiting.pop(taken_for, None)  # type: ignore[arg-type]
             # What entered for another batch before is not made of this one, whoever vouches for it.
@@ -117,8 +140,13 @@ class Batches:
                 "collate_fn or within the model; or say separate_records=True if each row is made of one record drawn "
                 "for the step"
             )
-        self._whole_epochs &= self._linked
+        self._in_turn &= self._linked
+        self._begun.stepped(self._physical)
         self._steps += 1
+
+    def not_stepped(self) -> None:
+        """The step was refused after all, before it moved the weights."""
+        self._begun.not_stepped()
 
     def _require_rows(self, accepted: set[int], *, full: bool) -> None:
         """Refuse a step of more or fewer gradients than its batch has records."""
@@ -193,10 +221,7 @@ class Batches:
                 "data_loader: a new epoch begins while batches of the last one are still waiting; finish each logical "
                 "batch before leaving the loop"
             )
-        overlapping = any(each.active for each in self._passes)
-        in_epoch = self.sampler.batches_per_epoch
-        if in_epoch and (overlapping or self._steps % in_epoch):
-            self._whole_epochs = False
+        self._in_turn &= not any(each.active for each in self._passes)
         self._passes = [each for each in self._passes if each.active]
         self._passes.append(SamplerPass())
         return self._passes[-1]
@@ -233,6 +258,7 @@ class Batches:
             this.waiting[this.draws] = found
         if self.sampling is Sampling.SHUFFLED:
             self._handed_out |= {hash(each) for each in found}
+            self._begun.handed_out(this)
         this.draws += 1
 
 

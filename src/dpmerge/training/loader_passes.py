@@ -39,6 +39,7 @@ class LoaderPass:
     draws: int = 0
     steps: int = 0
     waiting: dict[int, Fingerprints] = field(default_factory=dict)
+    used: list[int] = field(default_factory=list)  # shuffled: which of its batches entered the model, one after another
 
 
 class BatchListener(Protocol):

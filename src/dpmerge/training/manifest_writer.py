@@ -34,6 +34,7 @@ class ManifestWriter:
     smoothness: SmoothnessFacts | None
     taken: list[RecordedStep] = field(default_factory=list)
     saved: list[SavedAs] = field(default_factory=list)
+    fixed_steps: list[int] = field(default_factory=list)  # kept because it was settled before the first step
     finished: bool = False
     refused: bool = False  # something was, though the loop may have gone on
 
@@ -56,12 +57,16 @@ class ManifestWriter:
 
     def _mechanism(self, taken: Sequence[RecordedStep]) -> DpSgdFacts | HistoryFacts:
         blocks = fold_steps(taken)
+        passes = self.batches.passes(len(taken))
+        order = self.batches.secret_order([step for step in self.fixed_steps if step <= len(taken)])
         if not fits_a_manifest(blocks):
             return HistoryFacts(
                 kind="accountant_history",
                 blocks=coarse_history(taken),
                 sampling=self.batches.sampling.value,
                 steps_per_epoch=self.batches.steps_per_epoch,
+                passes=passes,
+                order=order,
                 clipping="per_example",
                 public_divisor=True,  # refused at the start otherwise
             )
@@ -70,6 +75,8 @@ class ManifestWriter:
             blocks=blocks,
             sampling=self.batches.sampling.value,
             steps_per_epoch=self.batches.steps_per_epoch,
+            passes=passes,
+            order=order,
             clipping="per_example",
             flat_clipping=self.reader.flat_clipping,
             optimizer=self.reader.optimizer_facts(),

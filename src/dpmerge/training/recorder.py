@@ -19,6 +19,7 @@ from dpmerge.portfolio.manifest import Manifest, Metric
 from dpmerge.terms.documents import validated
 from dpmerge.training.manifest_writer import ManifestWriter
 from dpmerge.training.model_tensors import ModelTensors
+from dpmerge.training.opacus_accounting import epsilon_of, warn_other_accounting
 from dpmerge.training.recording_options import CheckpointSchedule
 from dpmerge.training.reference_optimizer import ReferenceOptimizer
 
@@ -41,7 +42,7 @@ class Recorder:
     ) -> None:
         self._writer, self._tensors, self._weights, self._schedule = writer, tensors, weights, schedule
         self._when_closed = when_closed
-        self._closed = False
+        self._closed = self._compared = False
 
     @property
     def folder(self) -> Path:
@@ -88,7 +89,14 @@ class Recorder:
             RecordingError: no step has been taken yet.
             InvalidInputError: `delta` is not between 0 and 1.
         """
-        return self.manifest().mechanism_from(None).profile().epsilon(delta)
+        self.say_what_opacus_says(delta)
+        return epsilon_of(self.manifest(), delta)
+
+    def say_what_opacus_says(self, delta: float) -> None:
+        """Warn, once a run, where Opacus' accountant would say less than is recorded; `record` calls it at the end."""
+        if not self._compared and self._writer.taken:
+            self._compared = True
+            warn_other_accounting(self.manifest(), self._writer.batches.sampler.batches_per_epoch, delta)
 
     def checkpoint(self) -> None:
         """Keep the weights as they are now, and say so in the manifest; once a step, however often it is asked for.
@@ -110,6 +118,7 @@ class Recorder:
     def checkpoint_if_due(self) -> None:
         """After a step: keep the weights if they were asked for in advance."""
         if self._schedule.is_due(self.steps):
+            self._writer.fixed_steps.append(self.steps)
             self.checkpoint()
 
     def metric(
@@ -167,6 +176,8 @@ class Recorder:
         if writer.taken:
             self.checkpoint()
             writer.finished = not writer.refused
+            if writer.finished and self.steps not in writer.fixed_steps:
+                writer.fixed_steps.append(self.steps)  # fixed if stopping was, which the manifest says
             writer.write()
 
     def rescue(self) -> None:

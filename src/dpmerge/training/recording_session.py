@@ -29,6 +29,7 @@ from dpmerge.training.loader_passes import LoaderObserver
 from dpmerge.training.manifest_writer import ManifestWriter, manifest_of
 from dpmerge.training.model_tensors import ModelTensors
 from dpmerge.training.noise_generators import NoiseStreamCheck, run_generators, warn_insecure_noise
+from dpmerge.training.opacus_accounting import USUAL_DELTA
 from dpmerge.training.opacus_hooks import observe_clipping, observe_steps
 from dpmerge.training.recorder import Recorder
 from dpmerge.training.recording_options import CheckpointSchedule, RunNames, SmoothnessClaim, Vouched
@@ -158,6 +159,8 @@ class RecordingSession:
             attached.callback(setattr, optimizer, "generator", optimizer.generator)
             optimizer.generator = self._generators.noise
             attached.callback(self._batches.sampler.use, self._batches.sampler.use(self._generators.batches))
+        if self._generators.record.source == "os_entropy":
+            attached.callback(self._batches.sampler.shuffle_by(self._generators.batches))
 
     def close(self, error: BaseException | None = None) -> None:
         """The loop has ended, by an error or as planned: keep the last weights, and put everything back."""
@@ -171,6 +174,8 @@ class RecordingSession:
                     self.recorder.rescue()
         if error is None and self._writer.taken and self._writer.record_losses == "unknown":
             self._warn_unknown_losses()
+        if error is None and self._writer.taken:
+            self.recorder.say_what_opacus_says(USUAL_DELTA)
 
     def _warn_unknown_losses(self) -> None:
         reasons = "; ".join(self._separate_records.doubts) or "what entered the model was not the batch drawn for it"

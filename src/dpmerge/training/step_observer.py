@@ -123,6 +123,7 @@ class StepObserver:
             self._gradients_used = self._noised.taken()
         except RecordingError:
             self._writer.taken.pop()  # the weights do not move
+            self._batches.not_stepped()
             raise
         self._reader.uniform &= not self._noised.changed
 
