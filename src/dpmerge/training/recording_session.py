@@ -24,6 +24,7 @@ from dpmerge.terms.mechanism_schema import SmoothnessFacts
 from dpmerge.terms.one_shot_schema import NonPrivateFacts
 from dpmerge.training.batches import Batches
 from dpmerge.training.fresh_run import require_fresh
+from dpmerge.training.half_precision import HALF
 from dpmerge.training.linear_smoothness import derived_smoothness, linear_layer, warn_clipping
 from dpmerge.training.loader_passes import LoaderObserver
 from dpmerge.training.manifest_writer import ManifestWriter, manifest_of
@@ -63,7 +64,7 @@ class RecordingSession:
         self._model, self._optimizer, self._loader = model, optimizer, data_loader
         self._module: nn.Module = getattr(model, "_module", model)
         self._reader = StepReader(model, self._module, optimizer)
-        fingerprints = RowFingerprints()
+        fingerprints = RowFingerprints(HALF & {parameter.dtype for parameter in self._module.parameters()})
         self._batches = Batches(data_loader, optimizer, fingerprints, vouched=vouched.separate_records)
         self._separate_records = SeparateRecordsCheck(
             model, self._module, optimizer, fingerprints, ghost=self._reader.ghost
