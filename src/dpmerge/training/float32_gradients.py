@@ -9,6 +9,7 @@ noise: a function of what is private already.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -40,22 +41,22 @@ class Float32Gradients:
         for parameter in self._parameters:
             samples = getattr(parameter, "grad_sample", None)
             if isinstance(samples, list):
-                parameter.grad_sample = [_wide(sample) for sample in samples]  # type: ignore[attr-defined]
+                parameter.grad_sample = [_wide(sample) for sample in samples]
             elif samples is not None:
-                parameter.grad_sample = _wide(samples)  # type: ignore[attr-defined]
+                parameter.grad_sample = _wide(samples)
 
     def clip_and_accumulate(self) -> None:
         """Add the clipped gradients of a physical batch to the step's sum; a record that is not finite adds zero."""
         self.widen()
         before = [None if p.summed_grad is None else p.summed_grad.clone() for p in self._parameters]
-        with torch.no_grad(), without_autocast(self._parameters[0].device):
+        with without_autocast(self._parameters[0].device):
             self._add()
             # One value that is not finite makes its clip factor 0 or NaN, and either shows in the sum; if not, it
             # added nothing.
-            if bool(torch.stack(torch._foreach_norm([p.summed_grad for p in self._parameters])).isfinite().all()):
+            if all(math.isfinite(float(p.summed_grad.sum())) for p in self._parameters):
                 return
             for parameter, summed in zip(self._parameters, before, strict=True):
-                parameter.summed_grad = summed  # type: ignore[attr-defined]
+                parameter.summed_grad = summed
             self._zero_what_is_not_finite()
             self._add()
 
@@ -66,14 +67,14 @@ class Float32Gradients:
         for parameter, sample in zip(self._parameters, samples, strict=True):
             keep = finite.to(sample.device).reshape(-1, *[1] * (sample.dim() - 1))
             cleaned = torch.where(keep, sample, 0.0)
-            as_list = isinstance(parameter.grad_sample, list)  # type: ignore[attr-defined]
-            parameter.grad_sample = [cleaned] if as_list else cleaned  # type: ignore[attr-defined]
+            as_list = isinstance(parameter.grad_sample, list)
+            parameter.grad_sample = [cleaned] if as_list else cleaned
 
     def _add_clipped(self) -> None:
         """What Opacus does, which would round gradients, clip factors and sums to the parameters' precision."""
         optimizer = self._optimizer
         for parameter in self._parameters:
-            _check_processed_flag(parameter.grad_sample)  # type: ignore[attr-defined]
+            _check_processed_flag(parameter.grad_sample)
         samples = [optimizer._get_flat_grad_sample(parameter) for parameter in self._parameters]
         norms = [s.reshape(len(s), p.numel()).norm(2, dim=1) for s, p in zip(samples, self._parameters, strict=True)]
         if isinstance(optimizer, DPPerLayerOptimizer):
@@ -84,20 +85,20 @@ class Float32Gradients:
         for parameter, sample, norm, limit in zip(self._parameters, samples, norms, limits, strict=True):
             factor = (limit / (norm + _SMALL)).clamp(max=1.0).to(sample)
             clipped = torch.einsum("i,i...", factor, sample)
-            known = parameter.summed_grad  # type: ignore[attr-defined]
-            parameter.summed_grad = clipped if known is None else known + clipped  # type: ignore[attr-defined]
-            _mark_as_processed(parameter.grad_sample)  # type: ignore[attr-defined]
+            known = parameter.summed_grad
+            parameter.summed_grad = clipped if known is None else known + clipped
+            _mark_as_processed(parameter.grad_sample)
 
     def add_noise(self) -> list[Tensor] | None:
         """Add the noise of a step; the noised sums as they were before they were rounded, if they were."""
         optimizer = self._optimizer
-        with torch.no_grad(), without_autocast(self._parameters[0].device):
+        with without_autocast(self._parameters[0].device):
             if not self._rounded:
                 type(optimizer).add_noise(optimizer)
                 return None
             noised = []
             for parameter in self._parameters:
-                summed: Tensor = parameter.summed_grad  # type: ignore[attr-defined]
+                summed: Tensor = parameter.summed_grad
                 _check_processed_flag(summed)
                 noise = _generate_noise(
                     std=float(optimizer.noise_multiplier) * float(optimizer.max_grad_norm),

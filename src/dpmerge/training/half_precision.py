@@ -8,7 +8,7 @@ Refuses: GradScaler, which scales losses and leaves steps out by what it finds i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import wraps
 from typing import Any
 
@@ -21,11 +21,10 @@ from dpmerge.errors import RecordingError
 HALF = frozenset({torch.bfloat16, torch.float16})
 
 
-@contextmanager
-def without_autocast(device: torch.device) -> Iterator[None]:
+def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     """Every operation in the precision of what it is given."""
-    with torch.autocast(device.type, enabled=False):
-        yield
+    active = torch.is_autocast_enabled(device.type)
+    return torch.autocast(device.type, enabled=False) if active else nullcontext()
 
 
 def autocast_state(device: torch.device) -> dict[str, Any]:

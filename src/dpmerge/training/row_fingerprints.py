@@ -1,9 +1,9 @@
 """Which records enter the model: fingerprints of the rows a loader hands out, and of the rows the model is given.
 
 Guarantees: two rows of equal values have equal fingerprints, on any device, before and after a cast to single precision
-(or to the half precision of the model) and whatever shape a row is given; unequal rows of equal length have equal ones with a chance below 2⁻³², whoever chose
-them, because the weights of the sum are secret. A batch is used where each tensor that enters the model is a tensor
-of that batch, row by row.
+(or to the half precision of the model's own parameters) and whatever shape a row is given; unequal rows of equal length
+have equal ones with a chance below 2⁻³², whoever chose them, because the weights of the sum are secret. A batch is used
+where each tensor that enters the model is a tensor of that batch, row by row.
 Keeps nothing of the data but these numbers, in memory, for as long as a batch waits to be used.
 """
 
