@@ -163,13 +163,18 @@ class RecordingSession:
     def close(self, error: BaseException | None = None) -> None:
         """The loop has ended, by an error or as planned: keep the last weights, and put everything back."""
         with self._attached:
-            if error is None:
-                # Whoever closes after a refusal has been told what was wrong.
-                with suppress(DpmergeError) if self._writer.refused else nullcontext():
-                    self.recorder.finish()
-            elif not isinstance(error, DpmergeError):
+            try:
+                if error is None:
+                    # Whoever closes after a refusal has been told what was wrong.
+                    with suppress(DpmergeError) if self._writer.refused else nullcontext():
+                        self.recorder.finish()
+                elif not isinstance(error, DpmergeError):
+                    with suppress(DpmergeError):
+                        self.recorder.rescue()
+            finally:
+                # Told already, or less urgent than what ended the loop.
                 with suppress(DpmergeError):
-                    self.recorder.rescue()
+                    self.recorder.require_frozen_whole()
         if error is None and self._writer.taken and self._writer.record_losses == "unknown":
             self._warn_unknown_losses()
 
