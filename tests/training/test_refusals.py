@@ -572,10 +572,9 @@ def test_costs_before_any_step_are_refused(tmp_path: Path) -> None:
         recorder.epsilon(1e-5)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_weights_that_are_not_finite_are_not_kept(tmp_path: Path, value: float) -> None:
-    dataset = torch.utils.data.TensorDataset(torch.full((4, FEATURES), value), torch.zeros(4, dtype=torch.long))
-    run = private(dataset=dataset, batches="full")
+@pytest.mark.parametrize("mode", ["hooks", "ghost"])
+def test_weights_that_are_not_finite_are_not_kept(tmp_path: Path, mode: str) -> None:
+    run = private(batches="full", mode=mode, clip=1e10, optimizer=lambda p: torch.optim.SGD(p, lr=1e30))
     message = refused(run, tmp_path / "run", a_step, kind=InvalidInputError, unmoved=False)
     assert "NaN or infinity among its values" in message
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dpmerge.errors import RecordingError
+from dpmerge.files import sync_folder
 from dpmerge.portfolio.manifest import MANIFEST_NAME, Manifest, SavedAs
 from dpmerge.terms.documents import Strict, validated
 from dpmerge.terms.mechanism_schema import DpSgdFacts, HistoryFacts, SmoothnessFacts
@@ -35,6 +36,7 @@ class ManifestWriter:
     taken: list[RecordedStep] = field(default_factory=list)
     saved: list[SavedAs] = field(default_factory=list)
     fixed_steps: list[int] = field(default_factory=list)  # kept because it was settled before the first step
+    verified: int = 0  # of these, how many were kept when all frozen tensors were last seen to be those of the start
     finished: bool = False
     refused: bool = False  # something was, though the loop may have gone on
 
@@ -95,6 +97,15 @@ class ManifestWriter:
         """The loss was not the stated one: nothing that was derived from it holds, of earlier steps either."""
         self.smoothness = None
         self.write()
+
+    def withdraw_unverified(self) -> None:
+        """Frozen tensors have changed, nobody knows when: nothing is said any more of what was kept since."""
+        self.saved = self.saved[: self.verified]
+        self.finished, self.refused = False, True
+        self.write()
+        if not self.saved:
+            (self.folder / MANIFEST_NAME).unlink(missing_ok=True)
+            sync_folder(self.folder)
 
     def stopped_by_private_data(self) -> None:
         """That the last step was the last may be the doing of a batch that was left out."""

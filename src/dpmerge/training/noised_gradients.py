@@ -17,6 +17,7 @@ from scipy.special import gammainccinv, gammaincinv
 from torch import Tensor
 
 from dpmerge.errors import RecordingError
+from dpmerge.training.half_precision import HALF
 from dpmerge.training.spot_checks import SpotChecks
 
 RARE = 1e-12
@@ -33,7 +34,8 @@ class NoisedGradients:
     def __init__(self, optimizer: DPOptimizer) -> None:
         self._optimizer = optimizer
         self._parameters = list(optimizer.params)
-        self._precision = max(torch.finfo(parameter.dtype).eps for parameter in self._parameters)
+        # Half precision comes after the noise.
+        self._precision = max(torch.finfo(_wide(parameter.dtype)).eps for parameter in self._parameters)
         half = sum(parameter.numel() for parameter in self._parameters) / 2
         # The squared norm of Gaussian noise in d dimensions is χ² with d degrees of freedom.
         self._lengths = [math.sqrt(2 * float(quantile(half, RARE))) for quantile in (gammaincinv, gammainccinv)]
@@ -41,12 +43,12 @@ class NoisedGradients:
         self._noised: list[Tensor] | None = None
         self._rules: dict[str, float] | None = None  # by which gradients were changed so far, and their constants
 
-    def note(self, rows: int) -> None:
-        """Noise was just added to the sum of so many clipped gradients."""
+    def note(self, rows: int, unrounded: Sequence[Tensor] | None = None) -> None:
+        """Noise was just added to the sum of so many clipped gradients, and the result may have been rounded."""
         optimizer = self._optimizer
         noised = [_gradient(parameter) for parameter in self._parameters]
         if self._spot_checks.due():
-            self._measure(rows, noised)
+            self._measure(rows, noised if unrounded is None else list(unrounded))
         mean = optimizer.loss_reduction == "mean"
         divisor = optimizer.expected_batch_size * optimizer.accumulated_iterations if mean else 1
         with torch.no_grad():
@@ -141,6 +143,10 @@ def _still(rules: dict[str, float], noised: Sequence[Tensor]) -> dict[str, float
 
 def _near(constant: float, before: float | None) -> bool:
     return before is not None and math.isclose(constant, before, rel_tol=10 * CLOSE)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype in HALF else dtype
 
 
 def _gradient(parameter: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from dpmerge.errors import RecordingError
+from dpmerge.errors import DpmergeError, RecordingError
 from dpmerge.portfolio.manifest import Manifest, Metric
 from dpmerge.terms.documents import validated
 from dpmerge.training.manifest_writer import ManifestWriter
@@ -113,6 +113,8 @@ class Recorder:
             return
         self._weights.require_still()
         writer.saved.append(self._tensors.save(self.folder, self.steps))
+        if self._tensors.seen_whole:
+            writer.verified = len(writer.saved)
         writer.write()
 
     def checkpoint_if_due(self) -> None:
@@ -175,10 +177,22 @@ class Recorder:
             raise
         if writer.taken:
             self.checkpoint()
+            self.require_frozen_whole()
             writer.finished = not writer.refused
             if writer.finished and self.steps not in writer.fixed_steps:
                 writer.fixed_steps.append(self.steps)  # fixed if stopping was, which the manifest says
             writer.write()
+
+    def require_frozen_whole(self) -> None:
+        """At the close: refuse a frozen base that has changed, and checkpoints kept since it was last seen whole."""
+        if self._writer.verified == len(self._writer.saved):
+            return
+        try:
+            self._tensors.require_frozen_whole()
+        except DpmergeError:
+            self._writer.withdraw_unverified()
+            raise
+        self._writer.verified = len(self._writer.saved)
 
     def rescue(self) -> None:
         """The loop broke off, through no fault of the record's: what was learned so far is kept, as unfinished."""

@@ -24,6 +24,7 @@ from dpmerge.terms.mechanism_schema import SmoothnessFacts
 from dpmerge.terms.one_shot_schema import NonPrivateFacts
 from dpmerge.training.batches import Batches
 from dpmerge.training.fresh_run import require_fresh
+from dpmerge.training.half_precision import HALF
 from dpmerge.training.linear_smoothness import derived_smoothness, linear_layer, warn_clipping
 from dpmerge.training.loader_passes import LoaderObserver
 from dpmerge.training.manifest_writer import ManifestWriter, manifest_of
@@ -64,7 +65,7 @@ class RecordingSession:
         self._model, self._optimizer, self._loader = model, optimizer, data_loader
         self._module: nn.Module = getattr(model, "_module", model)
         self._reader = StepReader(model, self._module, optimizer)
-        fingerprints = RowFingerprints()
+        fingerprints = RowFingerprints(HALF & {parameter.dtype for parameter in self._module.parameters()})
         self._batches = Batches(data_loader, optimizer, fingerprints, vouched=vouched.separate_records)
         self._separate_records = SeparateRecordsCheck(
             model, self._module, optimizer, fingerprints, ghost=self._reader.ghost
@@ -165,13 +166,18 @@ class RecordingSession:
     def close(self, error: BaseException | None = None) -> None:
         """The loop has ended, by an error or as planned: keep the last weights, and put everything back."""
         with self._attached:
-            if error is None:
-                # Whoever closes after a refusal has been told what was wrong.
-                with suppress(DpmergeError) if self._writer.refused else nullcontext():
-                    self.recorder.finish()
-            elif not isinstance(error, DpmergeError):
+            try:
+                if error is None:
+                    # Whoever closes after a refusal has been told what was wrong.
+                    with suppress(DpmergeError) if self._writer.refused else nullcontext():
+                        self.recorder.finish()
+                elif not isinstance(error, DpmergeError):
+                    with suppress(DpmergeError):
+                        self.recorder.rescue()
+            finally:
+                # Told already, or less urgent than what ended the loop.
                 with suppress(DpmergeError):
-                    self.recorder.rescue()
+                    self.recorder.require_frozen_whole()
         if error is None and self._writer.taken and self._writer.record_losses == "unknown":
             self._warn_unknown_losses()
         if error is None and self._writer.taken:

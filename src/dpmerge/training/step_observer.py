@@ -16,6 +16,7 @@ from opacus.optimizers import DPOptimizer
 from dpmerge.accounting.training_settings import Sampling
 from dpmerge.errors import RecordingError
 from dpmerge.training.batches import Batches
+from dpmerge.training.float32_gradients import Float32Gradients
 from dpmerge.training.ghost_clipping import GhostGradients
 from dpmerge.training.manifest_writer import ManifestWriter
 from dpmerge.training.model_tensors import ModelTensors
@@ -47,6 +48,7 @@ class StepObserver:
         self._separate_records: SeparateRecordsCheck = writer.separate_records
         self._tensors, self._weights, self._noise_stream = tensors, weights, noise_stream
         self._after_step = after_step
+        self.gradients = Float32Gradients(optimizer)
         self._noised = NoisedGradients(optimizer)
         self._realised_divisor = RealisedDivisorCheck()
         self._gradients_used: Sequence[torch.Tensor] = ()
@@ -93,9 +95,9 @@ class StepObserver:
             self._writer.forget_smoothness()
             raise
 
-    def noised(self) -> None:
-        """Noise has been added to the sum of the step's clipped gradients."""
-        self._noised.note(self._batches.rows)
+    def noised(self, unrounded: Sequence[torch.Tensor] | None = None) -> None:
+        """Noise has been added to the sum of the step's clipped gradients, which may have been rounded since."""
+        self._noised.note(self._batches.rows, unrounded)
 
     def before_step(self, optimizer: DPOptimizer) -> None:
         """The noise has been added; the weights have not moved."""

@@ -20,6 +20,7 @@ from torch import nn
 
 from dpmerge.errors import RecordingError
 from dpmerge.terms.mechanism_schema import OptimizerFacts
+from dpmerge.training.half_precision import HALF
 from dpmerge.training.step_blocks import RecordedStep
 
 KNOWN_GHOSTS = (GradSampleModuleFastGradientClipping, GradSampleHooksFastGradientClipping)
@@ -38,9 +39,10 @@ class StepReader:
                 f"optimizer: a {type(optimizer).__name__}; recorded are those make_private returns for flat and "
                 f"per_layer clipping on one device: {known} (adaptive clipping releases more than gradients)"
             )
-        _require_precise(parameter.dtype for parameter in optimizer.params)
         self._optimizer = optimizer
         self._ghost = isinstance(optimizer, DPOptimizerFastGradientClipping)
+        if self._ghost:
+            require_single_precision(parameter.dtype for parameter in optimizer.params)
         if self._ghost and type(model) not in KNOWN_GHOSTS:
             known = ", ".join(kind.__name__ for kind in KNOWN_GHOSTS)
             raise RecordingError(
@@ -91,14 +93,13 @@ class StepReader:
         """Ghost clipping: the clip factors of so many rows were computed, in backward()."""
         self._clip_norms.add(self.clip_norm)
         self._ghost_rows.append(rows)
-        _require_precise(parameter._norm_sample.dtype for parameter in self._model.trainable_parameters)
+        require_single_precision(parameter._norm_sample.dtype for parameter in self._model.trainable_parameters)
 
     def clipped(self) -> int:
         """A physical batch is about to be added to the step's sum; of how many rows?"""
         self._clip_norms.add(self.clip_norm)
         if self._ghost:
             return self._rows_of_ghost()
-        _require_precise(grad_samples(parameter)[0].dtype for parameter in self._optimizer.params)
         rows = {sum(len(part) for part in grad_samples(parameter)) for parameter in self._optimizer.params}
         if len(rows) > 1:
             raise RecordingError(
@@ -175,6 +176,12 @@ class StepReader:
 
     def optimizer_facts(self) -> OptimizerFacts:
         """The optimizer as theorems see it; settings that differ or change leave only joint release."""
+        facts = self._optimizer_facts()
+        rounded = sorted({str(p.dtype).removeprefix("torch.") for p in self._optimizer.params if p.dtype in HALF})
+        # No theorem but joint release and selection knows updates that are rounded.
+        return OptimizerFacts(name=f"{facts.name}, rounded to {' and '.join(rounded)}") if rounded else facts
+
+    def _optimizer_facts(self) -> OptimizerFacts:
         inner = self._optimizer.original_optimizer
         if type(inner) is not torch.optim.SGD:
             # With its module: other libraries call other things SGD.
@@ -205,10 +212,12 @@ def grad_samples(parameter: torch.Tensor) -> list[torch.Tensor]:
     return samples if isinstance(samples, list) else [samples]
 
 
-def _require_precise(dtypes: Iterable[torch.dtype]) -> None:
+def require_single_precision(dtypes: Iterable[torch.dtype]) -> None:
+    """Ghost clipping clips in backward(), before anybody could see to its precision."""
     low = next((dtype for dtype in dtypes if dtype not in (torch.float32, torch.float64)), None)
     if low is not None:
         raise RecordingError(
-            f"model: trained parameters or their gradients in {low}; accepted: float32 or float64, without autocast "
-            "(in less, clipped gradients are rounded up beyond the clip norm)"
+            f"model: ghost clipping in {low} (autocast?): the gradients that are summed are others than those whose "
+            'norms were measured, so they may be longer than the clip norm; use grad_sample_mode="hooks", which '
+            "record() clips in float32, or ghost clipping in float32 without autocast"
         )
