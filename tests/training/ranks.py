@@ -47,7 +47,7 @@ def on_ranks(world: int, function: Callable[..., Any], *args: Any, **options: An
     """Run `function(rank, *args, **options)` on each rank, and wait for all of them."""
     with tempfile.TemporaryDirectory() as place:
         called = [(Path(place), rank, world, function, args, options) for rank in range(world)]
-        running = [_processes.Process(target=_run, args=each, daemon=True) for each in called]
+        running = [_processes.Process(target=_run, args=each) for each in called]
         for process in running:
             process.start()
         until = time.monotonic() + PATIENCE
