@@ -172,7 +172,10 @@ class SeveralProcesses(Processes):
     def agree_on_start(
         self, facts: Mapping[str, Any], optimizer: DPOptimizer, generators: RunGenerators, dataset: Any, records: int
     ) -> None:
-        key = agree_on_start(self._group, facts, generators=generators, dataset=dataset, records=records)
+        try:
+            key = agree_on_start(self._group, facts, generators=generators, dataset=dataset, records=records)
+        except RecordingError as error:
+            raise self._ended(self._why() or str(error)) from error
         self._shares = RecordShares(key, records)
         self._projection = GradientProjection(key, list(optimizer.params))
 
@@ -241,7 +244,7 @@ class SeveralProcesses(Processes):
         if self._over:
             raise RecordingError("record: the processes no longer agree, as was said; the recording has ended")
         try:
-            heard = [Word(*_LAYOUT.unpack(each)) for each in self._group.gather(_LAYOUT.pack(*own))]
+            heard = [Word(*_LAYOUT.unpack_from(each)) for each in self._group.gather(_LAYOUT.pack(*own))]
         except RecordingError as lost:
             raise self._ended(self._why() or str(lost)) from lost
         self._take([word[2:6] for word in heard])

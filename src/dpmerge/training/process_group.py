@@ -20,7 +20,9 @@ from dpmerge.errors import RecordingError
 
 GRACE = timedelta(seconds=10)
 """So long a process that leaves waits for the others to hear of it."""
-_REASON = "left"
+SIZE = 128
+"""Bytes of a message."""
+_TEXT, _REASON = b"text", "left"
 
 
 class ProcessGroup:
@@ -40,7 +42,21 @@ class ProcessGroup:
         )
 
     def gather(self, message: bytes) -> list[bytes]:
-        """What each rank says, of equal length; everybody is asked, and everybody waits for the last one."""
+        """What each rank says, in messages of one size; everybody is asked, and everybody waits for the last one."""
+        return self._gather(message.ljust(SIZE, b"\0"))
+
+    def gather_texts(self, text: str) -> list[str]:
+        """The same, of texts of any length."""
+        content = text.encode()
+        lengths = self.gather(_TEXT + len(content).to_bytes(8, "little"))
+        # Who leaves says so in a message of the common size: gloo ends a process that gets one of another.
+        if not all(each.startswith(_TEXT) for each in lengths):
+            raise RecordingError("record: another process has left; every rank calls record() with the same arguments")
+        ends = [int.from_bytes(each[len(_TEXT) :][:8], "little") for each in lengths]
+        heard = self._gather(content.ljust(max(ends), b" "))
+        return [each[:end].decode() for each, end in zip(heard, ends, strict=True)]
+
+    def _gather(self, message: bytes) -> list[bytes]:
         mine = torch.frombuffer(bytearray(message), dtype=torch.uint8)
         heard = [torch.empty_like(mine) for _ in range(self.world)]
         try:
@@ -51,13 +67,6 @@ class ProcessGroup:
         except RuntimeError as error:
             raise _lost(error) from error
         return [each.numpy().tobytes() for each in heard]
-
-    def gather_texts(self, text: str) -> list[str]:
-        """The same, of texts of any length."""
-        content = text.encode()
-        lengths = [int.from_bytes(each, "little") for each in self.gather(len(content).to_bytes(8, "little"))]
-        padded = self.gather(content.ljust(max(lengths), b" "))
-        return [each[:length].decode() for each, length in zip(padded, lengths, strict=True)]
 
     def note(self, reason: str) -> None:
         """Say why this process leaves, to whoever asks later."""
