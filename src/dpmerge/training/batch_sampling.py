@@ -11,18 +11,19 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import torch
 from opacus.utils.batch_memory_manager import BatchSplittingSampler
-from opacus.utils.uniform_sampler import UniformWithReplacementSampler
+from opacus.utils.uniform_sampler import DistributedUniformWithReplacementSampler, UniformWithReplacementSampler
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
 from dpmerge.accounting.training_settings import Sampling
 from dpmerge.errors import RecordingError
+from dpmerge.training.distributed_sampling import draws, require_shared
 
 OBSERVED = "_dpmerge_observed"
 """The mark of a sampler whose draws are being recorded."""
@@ -38,12 +39,21 @@ def batch_sampler_of(loader: DataLoader[Any]) -> Any:
     return sampler
 
 
-def sampling_of(sampler: Any, records: int) -> tuple[Sampling, int | None]:
+def drawing_of(sampler: Any) -> Callable[[Any], Iterator[Any]]:
+    """How a sampler draws the batches of a pass: as its class does, but for one that drops empty batches."""
+    drops = type(sampler) is DistributedUniformWithReplacementSampler
+    return draws if drops else type(sampler).__iter__
+
+
+def sampling_of(sampler: Any, records: int, processes: tuple[int, int] | None) -> tuple[Sampling, int | None]:
     """How batches are drawn from so many records, and of shuffled ones how many an epoch has."""
     if hasattr(sampler, OBSERVED):
         raise RecordingError(
             "data_loader: this loader is being recorded already; leave the first record() block before the next begins"
         )
+    if processes is not None:
+        require_shared(sampler, records, rank=processes[0], world=processes[1])
+        return (Sampling.FULL_BATCH if sampler.sample_rate >= 1 else Sampling.POISSON), None
     if type(sampler) is UniformWithReplacementSampler and sampler.num_samples == records:
         return (Sampling.FULL_BATCH if sampler.sample_rate >= 1 else Sampling.POISSON), None
     inner: Any = sampler.sampler if type(sampler) is BatchSampler else None
@@ -62,9 +72,9 @@ def sampling_of(sampler: Any, records: int) -> tuple[Sampling, int | None]:
 class SamplerCheck:
     """The sampler of a run, and what must not change about it."""
 
-    def __init__(self, sampler: Any, records: int) -> None:
+    def __init__(self, sampler: Any, records: int, processes: tuple[int, int] | None = None) -> None:
         self._sampler = sampler
-        self.sampling, self.batches_per_epoch = sampling_of(sampler, records)
+        self.sampling, self.batches_per_epoch = sampling_of(sampler, records, processes)
         self._rate = float(sampler.sample_rate) if self.sampling is Sampling.POISSON else 1.0
         self._generator: torch.Generator | None = getattr(sampler, "generator", None)
         self._state: int | None = None

@@ -21,7 +21,9 @@ from dpmerge.terms.mechanism_schema import OrderFacts, PassBlock
 from dpmerge.training.batch_matching import FullBatches, matching_batch
 from dpmerge.training.batch_sampling import SamplerCheck, batch_sampler_of
 from dpmerge.training.begun_passes import BegunPasses
+from dpmerge.training.distributed_sampling import own_records
 from dpmerge.training.loader_passes import LoaderPass, SamplerPass
+from dpmerge.training.process_agreement import Processes
 from dpmerge.training.row_fingerprints import Fingerprints, RowFingerprints
 
 
@@ -29,7 +31,13 @@ class Batches:
     """The batches of one loader, as `LoaderObserver` tells of them, and the steps that use them."""
 
     def __init__(
-        self, loader: DataLoader[Any], optimizer: DPOptimizer, fingerprints: RowFingerprints, *, vouched: bool = False
+        self,
+        loader: DataLoader[Any],
+        optimizer: DPOptimizer,
+        fingerprints: RowFingerprints,
+        *,
+        vouched: bool = False,
+        processes: Processes,
     ) -> None:
         self._loader, self._optimizer = loader, optimizer
         self._fingerprints, self._vouched = fingerprints, vouched
@@ -40,8 +48,16 @@ class Batches:
                 "data_loader: a data set without a length, so nobody can say how it was sampled; use one that knows "
                 "how many records it has"
             ) from None
-        self.sampler = SamplerCheck(batch_sampler_of(loader), self.records)
+        self._processes = processes
+        self._drawn_by = batch_sampler_of(loader)
+        self.sampler = SamplerCheck(
+            self._drawn_by, self.records, (processes.rank, processes.world) if processes.several else None
+        )
         self.sampling = self.sampler.sampling
+        # A share of the data is another one in another pass: of several processes, each step has a draw of its own.
+        self._reusable = self.sampling is Sampling.FULL_BATCH and not processes.several
+        self._one_draw_a_step = not self._reusable and self.sampling is not Sampling.SHUFFLED
+        self.share = 0  # a fingerprint of the records that this process drew the step's batch from
         self._full = FullBatches(loader.dataset, fingerprints)
         self._begun = BegunPasses()
         self._in_turn = True
@@ -101,7 +117,7 @@ class Batches:
                 "optimizer.step: called more often than BatchMemoryManager handed out batches; call it once for each"
             )
         self._rows += rows
-        if self.sampling is Sampling.FULL_BATCH:
+        if self._reusable:
             self._linked &= self._full.entered(entered)
         else:
             self._link(entered)
@@ -128,7 +144,7 @@ class Batches:
     def stepped(self) -> None:
         """A logical step is about to be taken."""
         self.sampler.require_unchanged()
-        full = self.sampling is Sampling.FULL_BATCH
+        full = self._reusable
         if full:
             self._linked = self._linked or self._full.is_the_data_set()
             self.linked &= self._linked
@@ -172,7 +188,7 @@ class Batches:
         """Whether a step may have used something else than its batch: another whole batch, at the cost of a pass."""
         if self.sampling is Sampling.SHUFFLED:
             return self._reused or self._vouched
-        return self._vouched and self.sampling is Sampling.FULL_BATCH
+        return self._vouched and self._reusable
 
     def step_ends(self) -> None:
         """The gradients added so far were used, or refused; the next ones are another step's."""
@@ -181,7 +197,7 @@ class Batches:
     def require_used_up(self) -> None:
         """A pass in which steps were taken left no batch out, not even its last one."""
         this = self._logical
-        if self.sampling is Sampling.POISSON and this is not None and 0 < this.steps < this.draws:
+        if self._one_draw_a_step and this is not None and 0 < this.steps < this.draws:
             raise _left_out(this)
 
     def _drawn(self) -> set[int]:
@@ -196,13 +212,15 @@ class Batches:
             )
         using.steps += 1
         # Workers draw batches long before they are used.
-        if self.sampling is Sampling.POISSON and using.draws > using.steps and not (split and self._loader.num_workers):
+        if self._one_draw_a_step and using.draws > using.steps and not (split and self._loader.num_workers):
             raise _left_out(using)
+        self.share = current.share
         if split:
             return {current.sizes[current.steps - 1]}
         drawn = logical.drawn if logical is not None else None
         if drawn is None or logical is None:
             return {current.sizes[-1]}
+        self.share = drawn.share
         if not getattr(self._loader, "in_order", True) or (self._number is None and self.sampling is Sampling.SHUFFLED):
             return set(drawn.sizes)
         return {drawn.sizes[logical.draws - 1 if self._number is None else self._number]}
@@ -223,7 +241,8 @@ class Batches:
             )
         self._in_turn &= not any(each.active for each in self._passes)
         self._passes = [each for each in self._passes if each.active]
-        self._passes.append(SamplerPass())
+        share = self._processes.share(own_records(self._drawn_by)) if self._processes.several else 0
+        self._passes.append(SamplerPass(share=share))
         return self._passes[-1]
 
     def drawing(self) -> None:
@@ -252,7 +271,7 @@ class Batches:
         this.drawn = this.drawn or self._current
         self._physical = this
         found = self._fingerprints.handed(batch)
-        if self.sampling is Sampling.FULL_BATCH:
+        if self._reusable:
             self._full.handed_out(found, first=this.draws == 0)
         else:
             this.waiting[this.draws] = found

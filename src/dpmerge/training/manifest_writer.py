@@ -33,6 +33,8 @@ class ManifestWriter:
     separate_records: SeparateRecordsCheck
     vouched: bool  # that records are separate
     smoothness: SmoothnessFacts | None
+    writes: bool = True  # of several processes one does
+    checked_elsewhere: bool = True  # on all other processes each record had a loss of its own
     taken: list[RecordedStep] = field(default_factory=list)
     saved: list[SavedAs] = field(default_factory=list)
     fixed_steps: list[int] = field(default_factory=list)  # kept because it was settled before the first step
@@ -47,7 +49,14 @@ class ManifestWriter:
     @property
     def record_losses(self) -> str:
         """Whether each record had a loss of its own: checked, vouched or unknown."""
-        return self.separate_records.record_losses(linked=self.batches.linked, vouched=self.vouched)
+        return self.separate_records.record_losses(
+            linked=self.batches.linked and self.checked_elsewhere, vouched=self.vouched
+        )
+
+    @property
+    def checked_here(self) -> bool:
+        """Whether this process, for its part, saw that each record had a loss of its own."""
+        return self.separate_records.checked and self.batches.linked
 
     def manifest(self, *, upto: int | None = None) -> Manifest:
         """The record of the first `upto` steps (by default all)."""
@@ -90,7 +99,7 @@ class ManifestWriter:
 
     def write(self) -> None:
         """Replace the manifest by one that covers what was saved."""
-        if self.saved:
+        if self.saved and self.writes:
             self.manifest(upto=self.saved[-1].step).write(self.folder / MANIFEST_NAME)
 
     def forget_smoothness(self) -> None:

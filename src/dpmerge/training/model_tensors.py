@@ -57,7 +57,7 @@ class ModelTensors:
         self._initial = tensor_digests(state, state)
         self._frozen_digests = {name: self._initial[name] for name in self.frozen}
         self._frozen = FrozenTensors(state, self._frozen_digests)
-        self.initial_weights = self._weights(state)
+        self.initial_weights = self._weights(state, self._initial)
         self.start_sample = StartSample.of({n: _sample(v) for n, v in state.items() if v.is_floating_point()})
 
     def facts(self) -> Tensors:
@@ -82,12 +82,26 @@ class ModelTensors:
         watched = [*self._frozen_tensors, *self._unsaved.values()]
         return [0 if tensor.is_inference() else tensor._version for tensor in watched]
 
-    def save(self, folder: Path, step: int) -> SavedAs:
-        """Write the weights after a step, durably, under their final name; nothing is ever overwritten."""
+    @staticmethod
+    def name(step: int) -> str:
+        """Of the file that holds the weights after a step."""
+        return f"step-{step}.safetensors"
+
+    def digest(self) -> str:
+        """The digest of the weights as they are now, as `save` would state it, without writing them."""
+        state = self._checked_state()
+        return self._weights(state, tensor_digests(state, self._kept()))
+
+    def _checked_state(self) -> dict[str, Tensor]:
         state = self._state()
         self._require_frozen(state)
         self._require_same_parameters()
-        name = f"step-{step}.safetensors"
+        return state
+
+    def save(self, folder: Path, step: int) -> SavedAs:
+        """Write the weights after a step, durably, under their final name; nothing is ever overwritten."""
+        state = self._checked_state()
+        name = self.name(step)
         if (folder / name).exists():
             raise RecordingError(f"directory: {folder / name} is there already; a record needs a folder of its own")
         beside = folder / f".{name}.partial"
@@ -129,9 +143,9 @@ class ModelTensors:
                 )
         require_own_memory(self._parameters)
 
-    def _weights(self, state: Mapping[str, Tensor]) -> str:
+    def _weights(self, state: Mapping[str, Tensor], digests: Mapping[str, str]) -> str:
         kept = self._kept()
-        return weights_digest((n, DTYPES[state[n].dtype], tuple(state[n].shape), self._initial[n]) for n in kept)
+        return weights_digest((n, DTYPES[state[n].dtype], tuple(state[n].shape), digests[n]) for n in kept)
 
     @property
     def seen_whole(self) -> bool:

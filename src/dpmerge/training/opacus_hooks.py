@@ -15,6 +15,7 @@ from dpmerge.training.batches import Batches
 from dpmerge.training.ghost_clipping import check_ghost_losses
 from dpmerge.training.half_precision import refuse_loss_scaling
 from dpmerge.training.hooks import wrap_method
+from dpmerge.training.process_agreement import DISTRIBUTED
 from dpmerge.training.step_observer import StepObserver
 from dpmerge.training.step_reader import StepReader
 
@@ -40,6 +41,8 @@ def observe_steps(attached: ExitStack, observer: StepObserver, optimizer: DPOpti
     attached.callback(setattr, optimizer, "step_hook", accounted)
     _observe_noise(attached, observer, optimizer)
     refuse_loss_scaling(attached, optimizer, observer.noting_refusals)
+    if type(optimizer) in DISTRIBUTED:
+        _observe_sums(attached, observer, optimizer)
     signal = optimizer.signal_skip_step
 
     def signal_and_note(do_skip: bool = True) -> None:
@@ -83,3 +86,13 @@ def _observe_noise(attached: ExitStack, observer: StepObserver, optimizer: DPOpt
         noised(observer.gradients.add_noise())
 
     wrap_method(attached, optimizer, "add_noise", add_noise_and_note)
+
+
+def _observe_sums(attached: ExitStack, observer: StepObserver, optimizer: DPOptimizer) -> None:
+    """Of several processes: see what each sends, and what arrives."""
+    sum_over_ranks = observer.noting_refusals(observer.sum_over_ranks)
+
+    def reduce_and_note() -> None:
+        sum_over_ranks(lambda: type(optimizer).reduce_gradients(optimizer))
+
+    wrap_method(attached, optimizer, "reduce_gradients", reduce_and_note)

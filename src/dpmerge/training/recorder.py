@@ -20,6 +20,7 @@ from dpmerge.terms.documents import validated
 from dpmerge.training.manifest_writer import ManifestWriter
 from dpmerge.training.model_tensors import ModelTensors
 from dpmerge.training.opacus_accounting import epsilon_of, warn_other_accounting
+from dpmerge.training.process_agreement import Processes
 from dpmerge.training.recording_options import CheckpointSchedule
 from dpmerge.training.reference_optimizer import ReferenceOptimizer
 
@@ -38,10 +39,11 @@ class Recorder:
         tensors: ModelTensors,
         weights: ReferenceOptimizer,
         schedule: CheckpointSchedule,
+        processes: Processes,
         when_closed: Callable[[BaseException | None], None],
     ) -> None:
         self._writer, self._tensors, self._weights, self._schedule = writer, tensors, weights, schedule
-        self._when_closed = when_closed
+        self._processes, self._when_closed = processes, when_closed
         self._closed = self._compared = False
 
     @property
@@ -111,11 +113,12 @@ class Recorder:
             raise RecordingError("checkpoint: no step has been taken yet, so there is nothing to keep; train first")
         if writer.saved and writer.saved[-1].step == self.steps:
             return
-        self._weights.require_still()
-        writer.saved.append(self._tensors.save(self.folder, self.steps))
-        if self._tensors.seen_whole:
-            writer.verified = len(writer.saved)
-        writer.write()
+        with self._processes.telling():
+            self._weights.require_still()
+            writer.saved.append(self._processes.save(self._tensors, self.folder, self.steps))
+            if self._tensors.seen_whole:
+                writer.verified = len(writer.saved)
+            writer.write()
 
     def checkpoint_if_due(self) -> None:
         """After a step: keep the weights if they were asked for in advance."""
@@ -178,6 +181,8 @@ class Recorder:
         if writer.taken:
             self.checkpoint()
             self.require_frozen_whole()
+        self._processes.agree_on_end(self.steps)
+        if writer.taken:
             writer.finished = not writer.refused
             if writer.finished and self.steps not in writer.fixed_steps:
                 writer.fixed_steps.append(self.steps)  # fixed if stopping was, which the manifest says

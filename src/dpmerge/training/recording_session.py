@@ -23,6 +23,7 @@ from dpmerge.portfolio.manifest import SCHEMA, NoiseRecord
 from dpmerge.terms.mechanism_schema import SmoothnessFacts
 from dpmerge.terms.one_shot_schema import NonPrivateFacts
 from dpmerge.training.batches import Batches
+from dpmerge.training.distributed_models import plain_module
 from dpmerge.training.fresh_run import require_fresh
 from dpmerge.training.half_precision import HALF
 from dpmerge.training.linear_smoothness import derived_smoothness, linear_layer, warn_clipping
@@ -32,6 +33,7 @@ from dpmerge.training.model_tensors import ModelTensors
 from dpmerge.training.noise_generators import NoiseStreamCheck, run_generators, warn_insecure_noise
 from dpmerge.training.opacus_accounting import USUAL_DELTA
 from dpmerge.training.opacus_hooks import observe_clipping, observe_steps
+from dpmerge.training.process_agreement import Processes, telling_others
 from dpmerge.training.recorder import Recorder
 from dpmerge.training.recording_options import CheckpointSchedule, RunNames, SmoothnessClaim, Vouched
 from dpmerge.training.reference_optimizer import ReferenceOptimizer
@@ -47,6 +49,9 @@ from dpmerge.training.user_warnings import UnknownLossesWarning, warn_user
 class RecordingSession:
     """One run: checked when it is made, observed from `start` to `close`."""
 
+    _processes: Processes
+
+    @telling_others
     def __init__(
         self,
         *,
@@ -63,10 +68,13 @@ class RecordingSession:
         public_size, folder = names.public_size, Path(directory)
         require_fresh(optimizer, folder)
         self._model, self._optimizer, self._loader = model, optimizer, data_loader
-        self._module: nn.Module = getattr(model, "_module", model)
-        self._reader = StepReader(model, self._module, optimizer)
+        processes = self._processes
+        self._module: nn.Module = plain_module(getattr(model, "_module", model), optimizer, several=processes.several)
+        self._reader = StepReader(model, self._module, optimizer, processes)
         fingerprints = RowFingerprints(HALF & {parameter.dtype for parameter in self._module.parameters()})
-        self._batches = Batches(data_loader, optimizer, fingerprints, vouched=vouched.separate_records)
+        self._batches = Batches(
+            data_loader, optimizer, fingerprints, vouched=vouched.separate_records, processes=processes
+        )
         self._separate_records = SeparateRecordsCheck(
             model, self._module, optimizer, fingerprints, ghost=self._reader.ghost
         )
@@ -76,7 +84,7 @@ class RecordingSession:
         if self._reader.ghost:
             require_measured(model, self._module)
         tensors = ModelTensors(self._module, optimizer, trained_only=schedule.trained_only)
-        self._generators = run_generators(next(iter(optimizer.params)).device, noise_seed)
+        self._generators = run_generators(next(iter(optimizer.params)).device, noise_seed, rank=processes.rank)
         if not optimizer.secure_mode:
             warn_insecure_noise()
         facts = {
@@ -90,7 +98,7 @@ class RecordingSession:
             "tensors": tensors.facts(),
             "start_sample": tensors.start_sample,
             "model": "network" if linear_layer(self._module)[0] is None else "linear",
-            "tools": _tools(),
+            "tools": _tools() | ({"processes": str(processes.world)} if processes.several else {}),
             **vouched.facts(),
         }
         # Whatever is wrong with a name or a choice is wrong before the first step.
@@ -103,20 +111,43 @@ class RecordingSession:
             separate_records=self._separate_records,
             vouched=vouched.separate_records,
             smoothness=derived,
+            writes=processes.writes,
         )
         weights = ReferenceOptimizer(optimizer)
         self.recorder = Recorder(
-            writer=self._writer, tensors=tensors, weights=weights, schedule=schedule, when_closed=self.close
+            writer=self._writer,
+            tensors=tensors,
+            weights=weights,
+            schedule=schedule,
+            processes=processes,
+            when_closed=self.close,
         )
         self._observer = StepObserver(
             writer=self._writer,
             optimizer=optimizer,
             tensors=tensors,
             weights=weights,
-            noise_stream=NoiseStreamCheck(optimizer.generator if optimizer.secure_mode else self._generators.noise),
+            noise_stream=NoiseStreamCheck(
+                optimizer.generator if optimizer.secure_mode else self._generators.noise, drawn=processes.draws_noise
+            ),
+            processes=processes,
             after_step=self.recorder.checkpoint_if_due,
         )
         self._attached = ExitStack()
+        processes.agree_on_start(
+            {
+                **{name: fact for name, fact in facts.items() if name != "noise"},
+                **self._reader.settings(),
+                "noise_seed": noise_seed,
+                "checkpoints": [schedule.every, sorted(schedule.at), schedule.trained_only],
+                "smoothness": derived,
+            },
+            optimizer,
+            self._generators,
+            dataset=data_loader.dataset,
+            records=self._batches.records,
+        )
+        processes.follow(self._writer)
 
     def _derived(self, claim: SmoothnessClaim, *, public_size: bool) -> SmoothnessFacts | None:
         """Smoothness, where it was asked for."""
@@ -140,8 +171,9 @@ class RecordingSession:
 
     def start(self) -> Recorder:
         """Observe the loop from now on."""
-        self.recorder.folder.mkdir(parents=True, exist_ok=True)
-        with ExitStack() as attached:
+        with self._processes.telling(), ExitStack() as attached:
+            if self._processes.writes:
+                self.recorder.folder.mkdir(parents=True, exist_ok=True)
             self._attach(attached)
             self._attached = attached.pop_all()
         return self.recorder
@@ -169,15 +201,19 @@ class RecordingSession:
             try:
                 if error is None:
                     # Whoever closes after a refusal has been told what was wrong.
-                    with suppress(DpmergeError) if self._writer.refused else nullcontext():
+                    with suppress(DpmergeError) if self._writer.refused else nullcontext(), self._processes.telling():
                         self.recorder.finish()
                 elif not isinstance(error, DpmergeError):
+                    self._processes.hurry()
                     with suppress(DpmergeError):
                         self.recorder.rescue()
             finally:
                 # Told already, or less urgent than what ended the loop.
                 with suppress(DpmergeError):
                     self.recorder.require_frozen_whole()
+                if error is not None:
+                    self._processes.tell(error)
+                self._processes.close()
         if error is None and self._writer.taken and self._writer.record_losses == "unknown":
             self._warn_unknown_losses()
         if error is None and self._writer.taken:

@@ -20,11 +20,13 @@ from torch import nn
 
 from dpmerge.errors import RecordingError
 from dpmerge.terms.mechanism_schema import OptimizerFacts
+from dpmerge.training.distributed_models import require_recordable
 from dpmerge.training.half_precision import HALF
+from dpmerge.training.process_agreement import DISTRIBUTED, Processes
 from dpmerge.training.step_blocks import RecordedStep
 
 KNOWN_GHOSTS = (GradSampleModuleFastGradientClipping, GradSampleHooksFastGradientClipping)
-KNOWN_OPTIMIZERS = (DPOptimizer, DPPerLayerOptimizer, DPOptimizerFastGradientClipping)
+KNOWN_OPTIMIZERS = (DPOptimizer, DPPerLayerOptimizer, DPOptimizerFastGradientClipping, *DISTRIBUTED)
 
 _SETTINGS = ("momentum", "nesterov", "dampening", "weight_decay")
 
@@ -32,14 +34,15 @@ _SETTINGS = ("momentum", "nesterov", "dampening", "weight_decay")
 class StepReader:
     """Reads each step from the optimizer and checks that it is one the manifest can describe."""
 
-    def __init__(self, model: Any, module: nn.Module, optimizer: DPOptimizer) -> None:
+    def __init__(self, model: Any, module: nn.Module, optimizer: DPOptimizer, processes: Processes) -> None:
+        require_recordable(optimizer)
         if type(optimizer) not in KNOWN_OPTIMIZERS:
             known = ", ".join(kind.__name__ for kind in KNOWN_OPTIMIZERS)
             raise RecordingError(
                 f"optimizer: a {type(optimizer).__name__}; recorded are those make_private returns for flat and "
-                f"per_layer clipping on one device: {known} (adaptive clipping releases more than gradients)"
+                f"per_layer clipping: {known} (adaptive clipping releases more than gradients)"
             )
-        self._optimizer = optimizer
+        self._optimizer, self._processes = optimizer, processes
         self._ghost = isinstance(optimizer, DPOptimizerFastGradientClipping)
         if self._ghost:
             require_single_precision(parameter.dtype for parameter in optimizer.params)
@@ -72,9 +75,11 @@ class StepReader:
 
     @property
     def divisor(self) -> float:
-        """By what the sum of clipped gradients is divided."""
+        """By what the sum of clipped gradients is divided, by each process and by their number."""
         optimizer = self._optimizer
-        return float(optimizer.expected_batch_size) if optimizer.loss_reduction == "mean" else 1.0
+        if optimizer.loss_reduction != "mean":
+            return 1.0
+        return float(optimizer.expected_batch_size) * self._processes.world
 
     @property
     def clip_norm(self) -> float:
@@ -162,6 +167,19 @@ class StepReader:
         rates = {float(group["lr"]) for group in optimizer.param_groups}
         self.uniform &= len(rates) == 1
         return RecordedStep(multiplier, clip_norm, max(rates) / self._divisor, sampling_rate)
+
+    def settings(self) -> dict[str, Any]:
+        """What several processes must have in common."""
+        optimizer = self._optimizer
+        inner = type(optimizer.original_optimizer)
+        groups = [{name: group[name] for name in group if name != "params"} for group in optimizer.param_groups]
+        return {
+            "optimizer": [type(optimizer).__name__, f"{inner.__module__}.{inner.__qualname__}", groups],
+            "noise_multiplier": float(optimizer.noise_multiplier),
+            "max_grad_norm": self.clip_norm,
+            "expected_batch_size": self.divisor,
+            "loss_reduction": self.loss_reduction,
+        }
 
     def require_no_batch_statistics(self) -> None:
         """Batch normalisation mixes the records of a batch and keeps their statistics without noise."""
