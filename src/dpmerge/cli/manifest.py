@@ -99,7 +99,10 @@ def import_opacus(
     ] = "unknown",
     steps_per_epoch: Annotated[int | None, typer.Option(help="For shuffled batches.")] = None,
     public_divisor: Annotated[
-        bool, typer.Option("--public-divisor", help="The expected batch size was fixed without looking at the data.")
+        bool,
+        typer.Option(
+            "--public-divisor", help="Under add_remove: the expected batch size was fixed without looking at the data."
+        ),
     ] = False,
     noise_source: Annotated[str, typer.Option(help="`os_entropy`, `seeded` or `unknown`.")] = "unknown",
     noise_seed: Annotated[int | None, typer.Option(help="The seed, if the noise was seeded.")] = None,

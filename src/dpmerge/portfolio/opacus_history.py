@@ -61,7 +61,7 @@ def import_opacus(
         size: The public number of records (under replace_one and zero_out).
         sampling: How batches were really drawn: `full_batch`, `poisson`, `shuffled` or `unknown`.
         steps_per_epoch: For shuffled batches.
-        public_divisor: Whether the expected batch size was fixed without looking at the data.
+        public_divisor: Under add_remove: whether the expected batch size was fixed without looking at the data.
         noise_source: `os_entropy`, `seeded` or `unknown`.
         noise_seed: The seed, if the noise was seeded.
         start: `random`, `public`, `private` or `unknown`.
