@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from dpmerge.accounting import LinearCombination, joint_release, last_step
+from dpmerge.errors import CheckpointError
 from dpmerge.portfolio import Portfolio
+from dpmerge.portfolio.manifest import MANIFEST_NAME, Manifest
 from dpmerge.training import half_precision
 from training.loops import (
     CLASSES,
@@ -106,6 +108,14 @@ def test_opacus_alone_lets_a_record_through_that_is_longer_than_the_clip_norm() 
         summed = torch.cat([p.summed_grad.flatten() for p in made.optimizer.params])  # type: ignore[attr-defined]
         longest = max(longest, float(summed.norm()))
     assert longest > 1.001
+
+
+def test_a_loop_within_one_autocast_does_not_go_on_with_casts_of_old_weights(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    made = private(optimizer=lambda p: torch.optim.SGD(p, lr=1.0))
+    with recorded(made, tmp_path) as recorder, torch.autocast("cpu", torch.bfloat16):
+        made.train(6)
+    assert recorder.manifest().record_losses == "checked"
 
 
 @pytest.mark.parametrize("dtype", HALVES)
@@ -215,6 +225,23 @@ def test_a_record_whose_gradient_is_not_finite_counts_as_zero(
             finite = torch.stack([s.reshape(12, -1).isfinite().all(1) for s in samples]).all(0)
             expected = torch.cat([clipped_sum([s[finite]], c) for s, c in zip(samples, clip, strict=True)])
         assert float((found.double() - expected).norm()) <= 1e-4
+
+
+def test_under_ghost_clipping_a_record_that_is_not_finite_ends_the_run_and_the_record_says_so(tmp_path: Path) -> None:
+    """Its gradient is not seen by itself, so it cannot be left out; that the run ended is the doing of private data."""
+    inputs, targets = data(24).tensors
+    inputs[12:] = float("nan")
+    made = private(dataset=TensorDataset(inputs, targets), batches="in_order", mode="ghost")
+
+    def loop() -> None:
+        with recorded(made, tmp_path, checkpoint_every=1, stopping="fixed"):
+            made.train(2)
+
+    with pytest.raises(CheckpointError, match="NaN or infinity among its values"):
+        loop()
+    manifest = Manifest.read(tmp_path / MANIFEST_NAME)
+    assert [kept.step for kept in manifest.checkpoints] == [1]
+    assert (manifest.stopping, manifest.finished) == ("private", False)
 
 
 def test_without_bad_records_nothing_is_clipped_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

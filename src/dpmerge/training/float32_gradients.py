@@ -18,6 +18,7 @@ from opacus.optimizers import DPOptimizer, DPPerLayerOptimizer
 from opacus.optimizers.optimizer import _check_processed_flag, _generate_noise, _mark_as_processed
 from torch import Tensor
 
+from dpmerge.errors import RecordingError
 from dpmerge.training.half_precision import HALF, without_autocast
 
 _SMALL = 1e-6
@@ -31,6 +32,12 @@ class Float32Gradients:
         self._optimizer = optimizer
         self._parameters = list(optimizer.params)
         self._rounded = any(parameter.dtype in HALF for parameter in self._parameters)
+        if self._rounded and type(optimizer) not in (DPOptimizer, DPPerLayerOptimizer):
+            raise RecordingError(
+                f"model: trained parameters in half precision under {type(optimizer).__name__}, which sums or adds "
+                'noise in it; train them in float32 (under autocast, if you like), or with grad_sample_mode="hooks" '
+                "in one process"
+            )
         # The class' own: what hangs on the instance could put other gradients in the place of those seen to here.
         self._add: Callable[[], Any] = (
             self._add_clipped if self._rounded else lambda: type(optimizer).clip_and_accumulate(optimizer)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from dpmerge.errors import DpmergeError, RecordingError
+from dpmerge.errors import CheckpointError, DpmergeError, RecordingError
 from dpmerge.portfolio.manifest import Manifest, Metric
 from dpmerge.terms.documents import validated
 from dpmerge.training.manifest_writer import ManifestWriter
@@ -115,7 +115,14 @@ class Recorder:
             return
         with self._processes.telling():
             self._weights.require_still()
-            writer.saved.append(self._processes.save(self._tensors, self.folder, self.steps))
+            try:
+                writer.saved.append(self._processes.save(self._tensors, self.folder, self.steps))
+            except CheckpointError:
+                # Without ghost clipping weights that are not finite are the doing of noised gradients alone.
+                if writer.reader.ghost:
+                    writer.stopped_by_private_data()
+                    writer.write()
+                raise
             if self._tensors.seen_whole:
                 writer.verified = len(writer.saved)
             writer.write()

@@ -164,6 +164,7 @@ class StepObserver:
 
     def after_inner_step(self, *_: Any) -> None:
         """The weights have moved."""
+        torch.clear_autocast_cache()  # casts of the old weights, which a loop within one autocast would go on using
         self._weights.step(self._gradients_used)
         taken = self._writer.taken
         taken[-1] = self._reader.moved(taken[-1])
