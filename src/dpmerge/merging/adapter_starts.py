@@ -1,10 +1,10 @@
 """Where adapters started, and whether that matters: to adapters that are put side by side it does not.
 
-An average of low-rank factors is one of models that started alike; Σ λ_i B_i A_i is not an average of factors, and each
-product is whole by itself. What was trained beside the factors (`modules_to_save`, a new head) is averaged all the same.
+An average of low-rank factors is one of models that started alike; Σ λ_i B_i A_i is not an average of factors, and
+each product is whole by itself. What was trained beside them (`modules_to_save`, a new head) is averaged all the same.
 
 Guarantees: different starts are allowed here only where the records show that every kept tensor that is no low-rank
-factor started alike in all runs; otherwise the portfolio's own answer stands. What a release costs does not depend on it.
+factor started alike in all runs; otherwise the portfolio's own answer stands. No cost depends on it.
 """
 
 from __future__ import annotations

@@ -125,13 +125,11 @@ def input_digests(portfolio: Portfolio, terms: ReleaseTerms) -> dict[str, list[s
     return {str(each): list(portfolio.saved(str(each)).file_digests) for each in terms.inputs}
 
 
-def portfolio_facts(
-    portfolio: Portfolio, terms: ReleaseTerms, adapters: Adapters = "as_trained"
-) -> PortfolioFacts:
+def portfolio_facts(portfolio: Portfolio, terms: ReleaseTerms, adapters: Adapters = "as_trained") -> PortfolioFacts:
     """What a certificate says of the portfolio, as far as the runs of a release are concerned."""
     averaged = {p.run for c in terms.candidates if len({q.run for q in c.parts}) > 1 for p in c.parts}
     runs = [portfolio.run(name) for name in sorted(averaged)]
-    used: list[Allowance] = sorted({each for each, _ in portfolio.differences(runs)} & portfolio.allowed)  # type: ignore[assignment]
+    used: list[Allowance] = sorted({each for each, _ in portfolio.differences(runs)} & portfolio.allowed)  # type: ignore[arg-type]
     return PortfolioFacts(
         complete=portfolio.complete,
         allowed=needed_allowances(used, runs) if adapters == "concatenated" else used,
