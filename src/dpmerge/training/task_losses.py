@@ -41,15 +41,18 @@ class TaskLoss:
         logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
         if labels is not None and logits.dim() == 3 and labels.shape == logits.shape[:2]:
             return per_record_loss(logits, labels, shift=self.shift, reduction=self.reduction)
-        if labels is None or logits.dim() != 2 or len(labels) != len(logits):
+        numbers = self._regression or logits.shape[-1] == 1
+        classes = labels is not None and labels.shape == logits.shape[:1] and not numbers
+        fits = labels is not None and (classes or labels.numel() == logits.numel())
+        if labels is None or logits.dim() != 2 or len(labels) != len(logits) or not fits:
             shapes = f"{tuple(logits.shape)} and {None if labels is None else tuple(labels.shape)}"
             accepted = (
                 "logits of shape [records, tokens, classes] or [records, classes], and labels of each; otherwise "
             )
             raise InvalidInputError("labels", None, accepted + "pass a compute_loss_func", found=shapes)
-        if not labels.is_floating_point() and labels.dim() == 1:
+        if classes:
             return functional.cross_entropy(logits, labels, reduction=self.reduction)
-        if self._regression or logits.shape[1] == 1:
+        if numbers:
             return functional.mse_loss(logits.reshape(labels.shape), labels.float(), reduction=self.reduction)
         losses = functional.binary_cross_entropy_with_logits(logits, labels.float(), reduction="none").mean(1)
         return losses.mean() if self.reduction == "mean" else losses.sum()

@@ -63,7 +63,12 @@ class TransformersRecorder(TrainerCallback):
     ) -> None:
         """Everything is prepared, and no batch has been drawn."""
         del control
-        _require_recordable(args, state, resumes=self._run.resumes)
+        _require_recordable(args)
+        if state.global_step and not self._run.resumes:
+            raise RecordingError(
+                f"train(resume_from_checkpoint=…): the run has taken {state.global_step} steps already; record it from "
+                "its first step on"
+            )
         loader = given["train_dataloader"]
         if type(loader).__module__.startswith("accelerate"):
             raise RecordingError(
@@ -105,13 +110,9 @@ class PrivateTrainer(Trainer):
         optimizer = private_optimizer((options.get("optimizers") or (None, None))[0], _CURE)
         if options.get("compute_loss_func") is None:
             options["compute_loss_func"] = TaskLoss(options.get("model"), reduction=optimizer.loss_reduction)
+        options["args"] = options.get("args") or TrainingArguments()
+        _require_recordable(options["args"])
         super().__init__(**options)
-        _require_recordable(self.args, self.state, resumes=True)
-        if self.args.label_smoothing_factor:
-            raise RecordingError(
-                "TrainingArguments(label_smoothing_factor=…): a mean over all tokens of the batch, which mixes "
-                "records; smooth in a compute_loss_func with one loss a record"
-            )
         # Otherwise the number of tokens in the batch would enter the model beside each record, and divide its loss.
         self.model_accepts_loss_kwargs = False
         self.loss_is_scaled_for_ga = True
@@ -133,7 +134,7 @@ class PrivateTrainer(Trainer):
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """One draw: forward and backward, in parts if it is split; Trainer takes the step of the last part."""
-        if not isinstance(inputs, list):
+        if not isinstance(self._private_loader, PhysicalBatches):
             return super().training_step(model, inputs, num_items_in_batch)
         optimizer = _unwrapped(self.optimizer)
         for part in inputs[:-1]:
@@ -174,7 +175,7 @@ def _skipping(what: str) -> RecordingError:
     return RecordingError(f"{what}: it skips steps by what the gradients are, which tells of them; train in float32")
 
 
-def _require_recordable(args: TrainingArguments, state: TrainerState, *, resumes: bool) -> None:
+def _require_recordable(args: TrainingArguments) -> None:
     """Refuse by name what Trainer would do to the steps, before it does it to the first."""
     if args.gradient_accumulation_steps != 1:
         raise _refused(
@@ -202,10 +203,11 @@ def _require_recordable(args: TrainingArguments, state: TrainerState, *, resumes
             "load_best_model_at_end=True",
             "the last weights would not be those of the record; keep checkpoints with Recorder(checkpoint_every=…)",
         )
-    if state.global_step and not resumes:
-        raise RecordingError(
-            f"train(resume_from_checkpoint=…): the run has taken {state.global_step} steps already; record it from its "
-            "first step on"
+    if args.label_smoothing_factor:
+        raise _refused(
+            f"label_smoothing_factor={args.label_smoothing_factor:g}",
+            "a mean over all tokens of the batch, which mixes records; smooth in a compute_loss_func with one loss a "
+            "record",
         )
 
 
