@@ -101,10 +101,9 @@ class PrivateModel:
         if kind is PrivateTrainer:
             own["train_dataloader"] = self.loader
         optimizers = given.pop("optimizers", (self.optimizer, None))
-        settings = {"max_steps": 4, "max_grad_norm": 0, **given}
+        settings = {"max_steps": 4, "max_grad_norm": 0, "logging_strategy": "no", **given}
         args = TrainingArguments(
-            str(out), use_cpu=True, save_strategy="no", report_to=[], disable_tqdm=True, logging_strategy="no",
-            **settings,
+            str(out), use_cpu=True, save_strategy="no", report_to=[], disable_tqdm=True, **settings,
         )  # fmt: skip
         return kind(model=self.model, optimizers=optimizers, args=args, callbacks=list(callbacks), **own)
 

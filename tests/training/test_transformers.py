@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from opacus import PrivacyEngine
 from torch.nn import functional
+from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback
 
 from dpmerge.errors import InvalidInputError, RecordingError
@@ -80,6 +82,39 @@ def test_batches_in_parts_are_the_batches_that_were_drawn(bases: dict[str, Path]
     private.trainer(tmp_path / "out", callbacks=[recorder], physical_batch_size=5).train()
     assert max(sizes) <= 5
     assert len(sizes) > recorder.recorder.steps == 4
+
+
+class OwnLosses(torch.nn.Module):
+    """A criterion as ghost clipping wants it: Opacus sets its reduction."""
+
+    reduction = "mean"
+
+    def forward(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return per_record_loss(logits, labels, reduction=self.reduction)  # type: ignore[arg-type]
+
+
+def test_ghost_clipping_is_recorded_with_its_own_criterion(bases: dict[str, Path], tmp_path: Path) -> None:
+    model = adapted("CAUSAL_LM", bases["CAUSAL_LM"])
+    made = PrivacyEngine().make_private(
+        module=model,
+        optimizer=torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1),
+        data_loader=DataLoader(records("CAUSAL_LM"), batch_size=24),
+        criterion=OwnLosses(),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        grad_sample_mode="ghost",
+    )
+    private, criterion, recorder = PrivateModel(made[0], made[1], made[3]), made[2], recorder_in(tmp_path)
+    trainer = private.trainer(
+        tmp_path / "out",
+        callbacks=[recorder],
+        compute_loss_func=lambda outputs, labels, num_items_in_batch=None: criterion(outputs.logits, labels),
+        logging_strategy="steps",
+        logging_steps=1,
+    )
+    trainer.train()
+    assert (recorder.recorder.steps, manifest(tmp_path / "run")["record_losses"]) == (4, "checked")
+    assert not [each for each in trainer.state.log_history if "grad_norm" in each]
 
 
 class Failing(TrainerCallback):
