@@ -6,12 +6,14 @@ import pickle
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from dpmerge.errors import DpmergeError, MissingExtraError
-from dpmerge.extras import needs_extra
+from dpmerge.extras import Extra, needs_extra
 
 SOURCE = Path(__file__).parents[1] / "src" / "dpmerge"
 EXTRAS = {
@@ -22,11 +24,17 @@ EXTRAS = {
     "pandas": "notebook",
     "matplotlib": "report",
     "psycopg": "postgres",
+    "lightning": "lightning",
+    "transformers": "huggingface",
+    "accelerate": "huggingface",
 }
 ASKING = {
     "the recorder": ("import dpmerge.training", "torch"),
     "the recorder, without safetensors": ("import dpmerge.training", "safetensors"),
     "the recorder, without opacus": ("import dpmerge.training", "opacus"),
+    "the recorder in Lightning": ("import dpmerge.training.lightning", "lightning"),
+    "the recorder in Trainer": ("import dpmerge.training.transformers", "transformers"),
+    "the recorder in Trainer, without accelerate": ("import dpmerge.training.transformers", "accelerate"),
     "torch's evaluator": ("import dpmerge.evaluation.torch_evaluator", "torch"),
     "the ledger": ("from dpmerge.ledger import Ledger; Ledger.open('postgresql://somewhere/x')", "psycopg"),
     "a frame": ("from dpmerge import Portfolio; Portfolio.load('MODELS').to_frame()", "pandas"),
@@ -58,6 +66,13 @@ def test_a_missing_package_is_one_line_that_names_its_extra(asking: tuple[str, s
     [line] = result.stderr.splitlines()
     assert line.endswith(f' needs {missing}: pip install "dpmerge[{EXTRAS[missing]}]"')
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_every_extra_that_is_named_exists_and_is_installed_for_the_tests() -> None:
+    project = tomllib.loads((SOURCE.parents[1] / "pyproject.toml").read_text())["project"]
+    assert set(get_args(Extra)) == set(project["optional-dependencies"])
+    [installed] = re.findall(r'--editable "\.\[([\w,]+)\]"', (SOURCE.parents[1] / "Makefile").read_text())
+    assert set(installed.split(",")) == set(get_args(Extra))
 
 
 def test_a_missing_extra_is_an_import_error_that_survives_pickling() -> None:

@@ -113,12 +113,54 @@ def test_a_common_scaling_is_kept_and_different_ones_become_one(tmp_path: Path) 
         assert scaling(told) == pytest.approx(expected, rel=1e-15)
 
 
+HEAD = "base_model.model.head.weight"
+
+
+def write_with_heads(home: Path, dtype: str, others: list[dict[str, Any]]) -> Located:
+    """Adapters beside which a module was trained whole."""
+    located = []
+    for seed, (run, given) in enumerate(zip("abc", others, strict=True)):
+        tensors = {**adapter(seed, 2, dtype), HEAD: tensor(dtype, (3, 5), 100 + seed)}
+        folder = write_run(home, run, {FILE: tensors}, metadata={"format": "pt"},
+                           small={"adapter_config.json": json.dumps(given)})  # fmt: skip
+        (loaded,) = Portfolio.load(folder, contents=False).runs
+        located.append((loaded, loaded.checkpoints[0], [0.5, 0.3, 0.2][seed]))
+    return located
+
+
+@pytest.mark.parametrize(("dtype", "precision"), [("F64", 1e-15), ("F32", 1e-6), ("F16", 1e-3), ("BF16", 8e-3)])
+def test_modules_that_were_trained_whole_are_averaged_beside_the_concatenation(
+    tmp_path: Path, dtype: str, precision: float
+) -> None:
+    given = [config(modules_to_save=["classifier", "head"]), config(modules_to_save=["head", "classifier"], alpha=8)]
+    parts = write_with_heads(tmp_path / "runs", dtype, [*given, given[0]])
+    (tmp_path / "out").mkdir()
+    concatenate(parts, tmp_path / "out", donor=parts[0][1])
+    found = read_model(tmp_path / "out")
+    heads = [values_of(dtype, tensor(dtype, (3, 5), 100 + seed)[2]) for seed in range(3)]
+    wanted = 0.5 * heads[0] + 0.3 * heads[1] + 0.2 * heads[2]
+    assert found[HEAD][:2] == (dtype, (3, 5))
+    size = max(abs(head).max() for head in heads)
+    np.testing.assert_allclose(values_of(dtype, found[HEAD][2]), wanted, rtol=0, atol=precision * size)
+    for module in MODULES:
+        models = [adapter(seed, 2, dtype) for seed in range(3)]
+        scalings = [scaling(each) for each in [*given, given[0]]]
+        terms = [w * change(m, module, s) for (_, _, w), m, s in zip(parts, models, scalings, strict=True)]
+        told = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
+        largest = sum(abs(term) for term in terms).max()
+        np.testing.assert_allclose(
+            change(found, module, scaling(told)), sum(terms), rtol=0, atol=2 * precision * largest
+        )
+    assert told["modules_to_save"] == ["classifier", "head"]
+
+
 REFUSED = {
     "other modules": (config(target_modules=["q_proj"]), "target_modules"),
     "bias": (config(bias="lora_only"), "bias"),
     "modules saved whole": (config(modules_to_save=["head"]), "modules_to_save"),
     "a pattern of ranks": (config(rank_pattern={"q_proj": 1}), "rank_pattern"),
     "a pattern of scalings": (config(alpha_pattern={"q_proj": 1}), "alpha_pattern"),
+    "block-diagonal LoRA": (config(use_bdlora={"blocks": 2}), "use_bdlora"),
     "DoRA": (config(use_dora=True), "use_dora"),
     "a start that changes the base": (config(init_lora_weights="pissa"), "init_lora_weights"),
     "another kind of adapter": (config(peft_type="IA3"), "peft_type"),
@@ -155,13 +197,14 @@ def test_a_missing_configuration_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("extra", "words"), [
     ({"base_model.model.head.weight": tensor("F32", (2, 2), 1)}, "head.weight"),
+    ({"base_model.model.own.counted": ("I64", (1,), bytes(8))}, "own.counted.*modules_to_save, in floats"),
     ({"m.lora_A.weight": tensor("F32", (3, 5), 1)}, "rank 2"),
     ({"m.lora_B.weight": tensor("F32", (2, 5, 1, 1), 1)}, "rank 2"),
     ({"m.lora_A.weight": ("I64", (2, 1), bytes(16))}, "in floats"),
 ])  # fmt: skip
 def test_tensors_that_are_no_low_rank_factors_are_refused(tmp_path: Path, extra: dict[str, Tensor], words: str) -> None:
     folder = write_run(tmp_path / "runs", "a", {FILE: {**adapter(0, 2, "F32"), **extra}},
-                       small={"adapter_config.json": json.dumps(config())})  # fmt: skip
+                       small={"adapter_config.json": json.dumps(config(modules_to_save=["own"]))})  # fmt: skip
     (run,) = Portfolio.load(folder, contents=False).runs
     with pytest.raises(TensorMismatchError, match=words):
         concatenate([(run, run.checkpoints[0], 1.0)], tmp_path, donor=run.checkpoints[0])

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 import torch
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # read when transformers is imported
 
 
 @pytest.fixture(autouse=True, scope="package")

@@ -88,12 +88,15 @@ def merge(
     Example: `dpmerge merge examples/mnist --epsilon 0.8 --delta 1e-5 -o merged`
     """
     with one_line_errors(INTERRUPTED):
+        from dpmerge.merging.adapter_starts import allowing_adapter_starts
         from dpmerge.releasing.charge_notes import noting
         from dpmerge.releasing.prepare import prepare
         from dpmerge.releasing.release import release
 
         require_jobs(jobs)
         loaded = loaded_portfolio(portfolio, headers_only=True, allow=allow)
+        if adapters == "concatenated":
+            loaded = allowing_adapter_starts(loaded)
         place = ledger_place(portfolio, ledger)
         plan = prepare(
             loaded,

@@ -1,7 +1,8 @@
 """LoRA adapters put side by side: the exact merge of what they do to a model, at the price of a higher rank.
 
 Guarantees: with A = [A_1; A_2; …] and B = [λ_1 s_1/s B_1, λ_2 s_2/s B_2, …] the result does s B A = Σ λ_i s_i B_i A_i,
-where s_i is the adapters' own scaling; only the scaled B_i are rounded, as `arithmetic` says of one input.
+where s_i is the adapters' own scaling; only the scaled B_i are rounded, as `arithmetic` says of one input. Modules that
+were trained whole beside them (`modules_to_save`) are averaged, Σ λ_i W_i, as any model is.
 Refuses, naming it: settings under which that sum is not what the adapters do, or in which the adapters differ.
 """
 
@@ -19,6 +20,7 @@ import numpy as np
 
 from dpmerge.errors import CheckpointError, InvalidInputError, TensorMismatchError
 from dpmerge.files import read_bytes
+from dpmerge.merging.adapter_starts import FACTORS
 from dpmerge.merging.arithmetic import FLOATS, Bytes, Scratch, all_finite
 from dpmerge.merging.checkpoint_input import require_digest, require_known
 from dpmerge.merging.config_files import ADAPTER_CONFIG, small_file
@@ -34,11 +36,14 @@ Located = Sequence[tuple[Run, SavedCheckpoint, float]]
 LARGEST_ADAPTER = 4_000_000_000
 """Bytes. Adapters are concatenated in memory."""
 
-_A, _B = ".lora_A.weight", ".lora_B.weight"
-_SHARED = ("target_modules", "exclude_modules", "fan_in_fan_out", "layers_to_transform", "layers_pattern")
+_A, _B = FACTORS
+_SHARED = (
+    "target_modules", "exclude_modules", "fan_in_fan_out", "layers_to_transform", "layers_pattern", "modules_to_save",
+)  # fmt: skip
 _ABSENT = (
-    "modules_to_save", "rank_pattern", "alpha_pattern", "use_dora", "lora_bias", "layer_replication",
-    "trainable_token_indices", "target_parameters", "alora_invocation_tokens", "use_qalora",
+    "rank_pattern", "alpha_pattern", "use_dora", "lora_bias", "layer_replication", "trainable_token_indices",
+    "target_parameters", "alora_invocation_tokens", "use_qalora", "use_bdlora", "arrow_config", "kasa_config",
+    "monteclora_config",
 )  # fmt: skip
 _ORDINARY_STARTS = (True, False, "gaussian", "orthogonal", "eva")
 """Ways to begin that leave the base model's weights alone."""
@@ -60,6 +65,11 @@ class AdapterConfig:
     @property
     def scaling(self) -> float:
         return _scaling(self.alpha, self.rank, self.rank_stabilised)
+
+    def saves_whole(self, tensor: str) -> bool:
+        """Whether a tensor is of a module that was trained beside the adapter, and not adapted."""
+        modules = self.content.get("modules_to_save") or []
+        return not tensor.endswith(FACTORS) and any(f".{module}." in f".{tensor}" for module in modules)
 
     @classmethod
     def read(cls, file: Path) -> AdapterConfig:
@@ -101,9 +111,11 @@ def concatenate(parts: Located, folder: Path, *, donor: SavedCheckpoint) -> tupl
         _require_same_modules(models[0], model)
     slots, pieces = [], []
     for name, (_, slot) in donor.tensors.items():
-        stored = _concatenated(name, models, factors)
-        rows, columns = slot.shape
-        shape = (merged["r"], columns) if name.endswith(_A) else (rows, merged["r"])
+        if lead.saves_whole(name):
+            shape, stored = slot.shape, _combined(name, slot, models, [weight for _, _, weight in parts])
+        else:
+            stored = _concatenated(name, models, factors)
+            shape = (merged["r"], slot.shape[1]) if name.endswith(_A) else (slot.shape[0], merged["r"])
         slots.append(TensorEntry(name, slot.dtype, shape, 0, stored.nbytes))
         pieces.append(stored.tobytes())
     metadata = models[[checkpoint for _, checkpoint, _ in parts].index(donor)].metadata
@@ -142,9 +154,11 @@ class _Adapter:
         return self._content[slot.start : slot.end].copy()
 
     def _require_low_rank(self, name: str, slot: TensorEntry) -> None:
+        if self.config.saves_whole(name) and slot.dtype in FLOATS:
+            return
         rank = slot.shape[0 if name.endswith(_A) else -1] if len(slot.shape) == 2 else None
-        if not name.endswith((_A, _B)) or slot.dtype not in FLOATS or rank != self.config.rank:
-            accepted = f"matrices lora_A and lora_B of rank {self.config.rank}, in floats"
+        if not name.endswith(FACTORS) or slot.dtype not in FLOATS or rank != self.config.rank:
+            accepted = f"matrices lora_A and lora_B of rank {self.config.rank} and modules_to_save, in floats"
             found = f"{list(slot.shape)} of {slot.dtype}"
             raise TensorMismatchError(self.checkpoint.files[0], name, None, accepted, found=found)
 
@@ -203,7 +217,8 @@ def _require_same_modules(first: _Adapter, other: _Adapter) -> None:
         kinds = []
         for model in (first, other):
             slot = model.checkpoint.tensors.get(name, (None, None))[1]
-            kinds.append(slot and (slot.dtype, slot.shape[1 if name.endswith(_A) else 0]))
+            whole = first.config.saves_whole(name)
+            kinds.append(slot and (slot.dtype, slot.shape if whole else slot.shape[1 if name.endswith(_A) else 0]))
         if kinds[0] != kinds[1]:
             problem = f"{name}: it is another one, or missing, in {first.checkpoint.name}"
             remedy = "concatenate adapters of the same modules, sizes and dtypes"
@@ -216,19 +231,25 @@ def _concatenated(name: str, models: Sequence[_Adapter], factors: Sequence[float
     columns = []
     for model, factor in zip(models, factors, strict=True):
         slot = model.checkpoint.tensors[name][1]
-        scaled = _scaled(model, name, slot, factor)
+        scaled = _combined(name, slot, [model], [factor])
         columns.append(scaled.reshape(slot.shape[0], slot.shape[1] * SIZES[slot.dtype]))
     return np.concatenate(columns, axis=1)
 
 
-def _scaled(model: _Adapter, name: str, slot: TensorEntry, factor: float) -> Bytes:
-    stored = model.stored(name)
+def _combined(name: str, slot: TensorEntry, models: Sequence[_Adapter], weights: Sequence[float]) -> Bytes:
+    """Σ w_i x_i of one tensor of some adapters."""
+    inputs = [_whole_words(model.stored(name)) for model in models]
+    out = np.empty_like(inputs[0])
+    with np.errstate(all="ignore"):
+        fits = Scratch(out.size).combine(slot.dtype, inputs, weights, out, None)
+    if not fits:
+        which = ", ".join(model.checkpoint.name for model in models)
+        problem = f"tensor {name}: scaled, the values of {which} do not fit into {slot.dtype}"
+        raise InvalidInputError(f"tensor {name}", None, "merge other checkpoints", problem=problem)
+    return out[: slot.end - slot.start]
+
+
+def _whole_words(stored: Bytes) -> Bytes:
     words = np.zeros(-(-stored.size // 8) * 8, np.uint8)
     words[: stored.size] = stored
-    out = np.empty_like(words)
-    with np.errstate(all="ignore"):
-        fits = Scratch(words.size).combine(slot.dtype, [words], [factor], out, None)
-    if not fits:
-        problem = f"tensor {name}: scaled, the values of {model.checkpoint.name} do not fit into {slot.dtype}"
-        raise InvalidInputError(f"tensor {name}", None, "merge other checkpoints", problem=problem)
-    return out[: stored.size]
+    return words

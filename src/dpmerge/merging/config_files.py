@@ -2,14 +2,17 @@
 
 Guarantees: only files on the list below are copied, from inside the donor's run; what else lies there is only named.
 Trainer states, optimizer states and logs are never copied: each would be a release of its own.
-Refuses: nothing; a file on the list that is too large, no regular file or a link out of the run is left.
+Refuses: a file that somebody vouched for (`public_files` of the manifest) and that is another one now. What is on the
+list and too large, no regular file or a link out of the run is left.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from dpmerge.errors import DigestMismatchError
 from dpmerge.files import LARGEST_SMALL_FILE as LARGEST
 from dpmerge.files import is_file, read_bytes
 from dpmerge.merging.writing import WrittenFile, write_small
@@ -37,10 +40,20 @@ def copy_small_files(
     for name, path in sorted(found.items()):
         if name in COPIED and inside(path, run.folder) and path.stat().st_size <= LARGEST:
             if name not in without:
-                written.append(write_small(folder, name, read_bytes(path, LARGEST, "a readable file")))
+                content = read_bytes(path, LARGEST, "a readable file")
+                _require_vouched(run, path, content)
+                written.append(write_small(folder, name, content))
         else:
             left.add(name)
     return tuple(written), tuple(sorted(left))
+
+
+def _require_vouched(run: Run, path: Path, content: bytes) -> None:
+    """Whoever said that a file holds nothing private said it of these bytes."""
+    recorded = (run.manifest.public_files or {}).get(path.name)
+    if recorded is not None and hashlib.sha256(content).hexdigest() != recorded:
+        problem = f"{path}: not the file that was vouched to be public in {run.file} (public_files)"
+        raise DigestMismatchError(path, path.name, None, "put back the one that was saved", problem=problem)
 
 
 def small_file(run: Run, checkpoint: SavedCheckpoint, name: str) -> Path | None:

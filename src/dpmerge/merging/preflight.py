@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from dpmerge.errors import TensorMismatchError
+from dpmerge.merging.adapter_starts import allowing_adapter_starts
 from dpmerge.merging.adapters import concatenate, require_one_scaling
 from dpmerge.merging.checkpoint_input import require_digest
 from dpmerge.merging.recipe_files import Adapters, donor_of, trained_by
@@ -48,7 +49,8 @@ def require_ready(portfolio: Portfolio, recipe: Recipe, *, donor: str | None, ad
     runs = [portfolio.run(name) for name in dict.fromkeys(checkpoint.run for checkpoint, _ in parts)]
     giving = donor_of(parts, donor)
     if len(runs) > 1:
-        portfolio.require_combinable(runs)
+        seen = allowing_adapter_starts(portfolio) if adapters == "concatenated" else portfolio
+        seen.require_combinable(runs)
     require_mergeable(parts, giving)
     if recipe.release_noise > 0:
         require_noise_everywhere(giving, trained_by(runs))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from dpmerge.errors import InvalidInputError
+from dpmerge.merging.adapter_starts import allowing_adapter_starts
 from dpmerge.merging.adapters import concatenate, require_one_scaling
 from dpmerge.merging.byte_progress import Progressed
 from dpmerge.merging.config_files import ADAPTER_CONFIG, copy_small_files
@@ -81,7 +82,8 @@ def build(
     giving = donor_of(parts, donor)
     run = portfolio.run(giving.run)
     if len(runs) > 1:
-        portfolio.require_combinable(runs)
+        seen = allowing_adapter_starts(portfolio) if adapters == "concatenated" else portfolio
+        seen.require_combinable(runs)
     without: tuple[str, ...] = ()
     if recipe.is_one_checkpoint:
         weights = copy(parts[0][0], folder, jobs=jobs, progress=progress)

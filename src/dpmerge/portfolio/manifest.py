@@ -94,6 +94,10 @@ class Manifest(Strict):
     record_losses: RecordLosses | None = Field(default=None, description=RECORD_LOSSES)
     model: ModelKind | None = Field(default=None, description=MODEL_KIND)
     checkpoints: list[SavedAs] = Field(default_factory=list, description="a list of checkpoints in order of steps")
+    public_files: dict[Text, Sha256] | None = Field(
+        default=None,
+        description="an object of file names and their sha256: kept beside each checkpoint, vouched to be public",
+    )
     finished: bool = Field(default=True, description="true or false: did the run end as planned?")
     recorded_by: RecordedBy = Field(description="an object with how")
     amended: list[Amendment] | None = Field(
@@ -211,6 +215,7 @@ class Manifest(Strict):
             stopping=self.stopping,
             schedule=self.schedule,
             record_losses=self.record_losses,
+            public_files=sorted(self.public_files) if self.public_files else None,
             finished=self.finished,
             recorded_by=self.recorded_by.model_copy(update={"who": self._voices()}),
         )

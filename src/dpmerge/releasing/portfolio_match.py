@@ -36,7 +36,7 @@ def provenance(certificate: Certificate, declared: Predicate, portfolio: Portfol
             wrong.append(f"run {stated.run} is not in the portfolio")
         elif known[stated.run].manifest.statement != stated:
             wrong.append(f"the manifest of {stated.run} says something else")
-    if not wrong and portfolio_facts(portfolio, terms) != declared.portfolio:
+    if not wrong and portfolio_facts(portfolio, terms, declared.adapters) != declared.portfolio:
         wrong.append("what is said of the portfolio as a whole (complete, allowed differences) is something else")
     yield Check("manifests", not wrong, tuple(wrong))
     try:

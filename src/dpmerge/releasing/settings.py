@@ -19,6 +19,7 @@ from dpmerge.certificate.predicate import NEWEST, Hex256, Target, Version
 from dpmerge.errors import DigestMismatchError
 from dpmerge.ledger.charge import Charge
 from dpmerge.ledger.identity import identity_of
+from dpmerge.merging.adapter_starts import needed_allowances
 from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.terms.documents import Strict, Text, validated
 from dpmerge.terms.guarantee import Guarantee
@@ -70,7 +71,7 @@ class ReleaseSettings(Strict):
             allow=sorted(portfolio.allowed),  # type: ignore[arg-type]
             out=str(out),
             target=Target(epsilon=target.epsilon, delta=target.delta),
-            facts=portfolio_facts(portfolio, terms),
+            facts=portfolio_facts(portfolio, terms, adapters),
             donor=donor,
             adapters=adapters,
             reveal_draw=reveal_draw,
@@ -124,12 +125,13 @@ def input_digests(portfolio: Portfolio, terms: ReleaseTerms) -> dict[str, list[s
     return {str(each): list(portfolio.saved(str(each)).file_digests) for each in terms.inputs}
 
 
-def portfolio_facts(portfolio: Portfolio, terms: ReleaseTerms) -> PortfolioFacts:
+def portfolio_facts(portfolio: Portfolio, terms: ReleaseTerms, adapters: Adapters = "as_trained") -> PortfolioFacts:
     """What a certificate says of the portfolio, as far as the runs of a release are concerned."""
     averaged = {p.run for c in terms.candidates if len({q.run for q in c.parts}) > 1 for p in c.parts}
     runs = [portfolio.run(name) for name in sorted(averaged)]
+    used: list[Allowance] = sorted({each for each, _ in portfolio.differences(runs)} & portfolio.allowed)  # type: ignore[arg-type]
     return PortfolioFacts(
         complete=portfolio.complete,
-        allowed=sorted({allowance for allowance, _ in portfolio.differences(runs)} & portfolio.allowed),  # type: ignore[arg-type]
+        allowed=needed_allowances(used, runs) if adapters == "concatenated" else used,
         unknown_start=sorted(run.id for run in runs if run.manifest.initial_weights is None),
     )

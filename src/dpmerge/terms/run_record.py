@@ -29,6 +29,8 @@ OWN_LOSSES = "each_record_has_its_own_loss"
 PREMISES_SINCE_2 = frozenset({OWN_LOSSES})
 """Names of premises about statements that certificates of version 1 do not know."""
 
+PUBLIC_FILES = "files_beside_the_weights_are_public"
+
 NoiseSource = Literal["os_entropy", "seeded", "unknown"]
 Tuning = Literal["none", "public", "charged", "unknown"]
 Decided = Literal["fixed", "public", "private", "unknown"]
@@ -99,6 +101,9 @@ class RunRecord(Strict):
     stopping: Decided | None = Field(default=None, description=STOPPING)
     schedule: Decided | None = Field(default=None, description=SCHEDULE)
     record_losses: RecordLosses | None = Field(default=None, description=RECORD_LOSSES)
+    public_files: list[Text] | None = Field(
+        default=None, description="a list of file names, saved with the model and vouched to be public"
+    )
     finished: bool = Field(default=True, description="true or false: did the run end as planned?")
     recorded_by: RecordedBy = Field(description="an object with how")
 
@@ -167,6 +172,21 @@ def own_losses(statements: Iterable[RunRecord]) -> Iterator[Premise]:
     if voices:
         nobody = [f"nobody for {', '.join(silent)}"] if silent else []
         yield Premise(OWN_LOSSES, True, "; ".join([", ".join(voices), *nobody]))
+
+
+def public_files(statements: Iterable[RunRecord]) -> Iterator[Premise]:
+    """What is copied beside the weights is no function of private data: a vocabulary counted there would give it away.
+
+    Nobody can see where a tokenizer comes from, so somebody vouches for it.
+    """
+    voices = [
+        f"{', '.join(stated.public_files)} of {stated.run} "
+        f"(vouched for by {stated.recorded_by.who or 'who wrote its record'})"
+        for stated in statements
+        if stated.public_files
+    ]
+    if voices:
+        yield Premise(PUBLIC_FILES, True, "; ".join(voices))
 
 
 def shared_map_voucher(mechanisms: Iterable[object]) -> str | None:

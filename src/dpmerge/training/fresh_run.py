@@ -22,7 +22,8 @@ def require_fresh(optimizer: DPOptimizer, folder: Path) -> None:
         raise RecordingError(
             f"optimizer: a {type(optimizer).__name__}; pass the one PrivacyEngine.make_private returned"
         )
-    if (folder / MANIFEST_NAME).exists() or any(folder.glob("*.safetensors")):
+    kept = any(any(folder.glob(pattern)) for pattern in ("*.safetensors", "step-*/*.safetensors"))
+    if kept or (folder / MANIFEST_NAME).exists():
         problem = f"directory: {folder} holds a {MANIFEST_NAME} or checkpoints, and a record is never overwritten"
         raise InvalidInputError("directory", str(folder), "name another folder", problem=problem)
     accountant = _accountant(optimizer)

@@ -65,6 +65,7 @@ _BY_ELEMENT = frozenset(
 _BY_ROW = frozenset({"LogSoftmax", "Softmax"})  # over classes
 _MOST_NODES = 10_000
 """More are a whole model, whose loss is not computed of its outputs."""
+_UNCHANGED = "dpmerge: divided by one"
 _REDUCTIONS = frozenset({"Sum", "Mean"})
 
 
@@ -155,11 +156,22 @@ def loss_graph(losses: Iterable[Tensor], outputs: Collection[Any], trained: Coll
             continue
         name = node.name().removesuffix("Backward0").removesuffix("Backward1").removesuffix("Backward")
         own |= name == OwnLosses.__name__
-        if not own:
+        unchanged = _UNCHANGED in getattr(node, "metadata", ())
+        if not own and not unchanged:
             _note(found, name, node, linear)
-        linear &= name in _LINEAR
+        linear &= unchanged or name in _LINEAR
         waiting += [(following, linear, own) for following, _ in node.next_functions]
     return found
+
+
+def divided_by_one(loss: Tensor) -> None:
+    """Say of a loss that a framework has divided it by its number of accumulated batches, which is 1.
+
+    Only the framework knows that: a divisor that is 1 now may be another one for other records.
+    """
+    node: Any = loss.grad_fn
+    if node is not None and node.name().startswith("Div") and float(node._saved_other) == 1:
+        node.metadata[_UNCHANGED] = True
 
 
 def _note(found: LossGraph, name: str, node: Any, linear: bool) -> None:

@@ -2,6 +2,7 @@
 
 Guarantees: a checkpoint file appears whole or not at all, its digests are of the bytes that were written, and every
 value in it is finite.
+`model_files` says under which names, and in which file.
 Refuses: state that is no tensor, tensors the run did not train but that changed all the same, trained parameters that
 share memory or are not those of the start.
 """
@@ -9,8 +10,9 @@ share memory or are not those of the start.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +27,7 @@ from dpmerge.portfolio.manifest import File, SavedAs, Tensors
 from dpmerge.portfolio.samples import StartSample, places
 from dpmerge.portfolio.tensors import read_contents, read_header, weights_digest
 from dpmerge.training.frozen_tensors import FrozenTensors, changed, tensor_digests
+from dpmerge.training.model_files import ModelFiles
 from dpmerge.training.tied_weights import require_own_memory, tied_names
 
 DTYPES = {
@@ -36,11 +39,13 @@ DTYPES = {
 class ModelTensors:
     """The tensors of a model, told apart by whether the optimizer trains them."""
 
-    def __init__(self, model: nn.Module, optimizer: DPOptimizer, *, trained_only: bool) -> None:
+    def __init__(
+        self, model: nn.Module, optimizer: DPOptimizer, *, trained_only: bool, save_with: Sequence[Any] = ()
+    ) -> None:
         self._model = model
-        self._trained_only = trained_only
+        self.files = ModelFiles.of(model, save_with)
         in_training = {id(parameter) for parameter in optimizer.params}
-        parameters = dict(model.named_parameters(remove_duplicate=False))
+        parameters = self._named_parameters()
         named = {name: id(value) for name, value in parameters.items()}
         state = self._state()
         self.trained = [name for name in state if named.get(name) in in_training]
@@ -49,6 +54,7 @@ class ModelTensors:
             raise RecordingError(
                 f"model: the optimizer trains {len(elsewhere)} tensors that are not in it; pass the whole model"
             )
+        self._in_file = self.files.kept(self.trained, self.frozen, trained_only=trained_only)
         self._parameters = {name: parameters[name] for name in self.trained}
         require_own_memory(self._parameters)
         self._frozen_tensors = [state[name] for name in self.frozen]
@@ -62,11 +68,12 @@ class ModelTensors:
 
     def facts(self) -> Tensors:
         """For the manifest."""
-        digest = weights_digest((n, "", (), self._frozen_digests[n]) for n in self.frozen) if self.frozen else None
+        frozen = self.files.compared(self.frozen)
+        digest = weights_digest((n, "", (), self._frozen_digests[n]) for n in frozen) if frozen else None
         return Tensors(
             trained=self.trained,
             initial={name: self._initial[name] for name in self._kept()},
-            frozen=[] if self._trained_only else self.frozen,
+            frozen=self._in_file[len(self.trained) :],
             frozen_weights=digest,
             tied=tied_names(self._parameters),
         )
@@ -82,11 +89,6 @@ class ModelTensors:
         watched = [*self._frozen_tensors, *self._unsaved.values()]
         return [0 if tensor.is_inference() else tensor._version for tensor in watched]
 
-    @staticmethod
-    def name(step: int) -> str:
-        """Of the file that holds the weights after a step."""
-        return f"step-{step}.safetensors"
-
     def digest(self) -> str:
         """The digest of the weights as they are now, as `save` would state it, without writing them."""
         state = self._checked_state()
@@ -101,30 +103,36 @@ class ModelTensors:
     def save(self, folder: Path, step: int) -> SavedAs:
         """Write the weights after a step, durably, under their final name; nothing is ever overwritten."""
         state = self._checked_state()
-        name = self.name(step)
-        if (folder / name).exists():
-            raise RecordingError(f"directory: {folder / name} is there already; a record needs a folder of its own")
-        beside = folder / f".{name}.partial"
+        name = self.files.name_of(step)
+        file = folder / name
+        if file.exists():
+            raise RecordingError(f"directory: {file} is there already; a record needs a folder of its own")
+        self.files.write_small(folder, step)
+        beside = file.with_name(f".{file.name}.partial")
         kept = {key: _plain(state[key]) for key in self._kept()}
         try:
             save_file(kept, beside, metadata={"format": "pt"})
             slots = read_header(beside)
             contents = read_contents(beside, slots)
-            with beside.open("rb") as file:
-                os.fsync(file.fileno())
-            beside.replace(folder / name)
+            with beside.open("rb") as written:
+                os.fsync(written.fileno())
+            beside.replace(file)
         except BaseException:
             beside.unlink(missing_ok=True)
             raise
-        sync_folder(folder)
+        for place in dict.fromkeys([file.parent, folder]):
+            sync_folder(place)
         weights = weights_digest((s.name, s.dtype, s.shape, contents.tensors[s.name]) for s in slots)
         return SavedAs(step=step, files=[File(name=name, sha256=contents.sha256)], weights=weights)
 
     def _kept(self) -> list[str]:
-        return self.trained if self._trained_only else [*self.trained, *self.frozen]
+        return self._in_file
+
+    def _named_parameters(self) -> dict[str, nn.Parameter]:
+        return self.files.names(dict(self._model.named_parameters(remove_duplicate=False)))
 
     def _state(self) -> dict[str, Tensor]:
-        state = dict(self._model.state_dict())
+        state = self.files.names(self._model.state_dict())
         for name, value in state.items():
             if not isinstance(value, Tensor) or value.dtype not in DTYPES:
                 kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
@@ -134,7 +142,7 @@ class ModelTensors:
 
     def _require_same_parameters(self) -> None:
         """Names that were tied, or untied, in mid-run are not what the optimizer trains and the record describes."""
-        now = dict(self._model.named_parameters(remove_duplicate=False))
+        now = self._named_parameters()
         for name, parameter in self._parameters.items():
             if now.get(name) is not parameter:
                 raise RecordingError(
@@ -150,7 +158,7 @@ class ModelTensors:
     @property
     def seen_whole(self) -> bool:
         """Whether all frozen tensors are looked at, bit by bit, whenever the weights are saved."""
-        return self._frozen.small or not self._trained_only
+        return self._frozen.small or len(self._in_file) == len(self.trained) + len(self.frozen)
 
     def _require_frozen(self, state: Mapping[str, Tensor]) -> None:
         """What changes without noise is a release of the data it changed with."""

@@ -226,7 +226,9 @@ class SeveralProcesses(Processes):
         saved = tensors.save(folder, step) if self.writes else None
         own = bytes.fromhex(saved.files[0].sha256) if saved is not None else b""
         written = self._exchange(self._word(Event.SAVED, step, digest=own))[0].digest.hex()
-        return saved or SavedAs(step=step, files=[File(name=tensors.name(step), sha256=written)], weights=weights)
+        return saved or SavedAs(
+            step=step, files=[File(name=tensors.files.name_of(step), sha256=written)], weights=weights
+        )
 
     def agree_on_end(self, steps: int) -> None:
         self._exchange(self._word(Event.END, steps))

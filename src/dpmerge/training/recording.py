@@ -6,7 +6,7 @@ Refuses, before the step it concerns: what cannot be recorded truthfully (`Recor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
 from pathlib import Path
@@ -43,6 +43,7 @@ def start(
     checkpoint_every: int | None = None,
     checkpoint_at: Collection[int] = (),
     trained_only: bool = False,
+    save_with: Sequence[Any] = (),
     unit: str = "record",
     tuning: Tuning = "unknown",
     stopping: Decision = "unknown",
@@ -73,7 +74,9 @@ def start(
         directory: a folder for the checkpoints and the manifest, without a record in it.
         checkpoint_every: keep the weights after every so many steps; the last ones are always kept.
         checkpoint_at: keep them after these steps, too.
-        trained_only: keep only the trained tensors (adapters on a large frozen model).
+        trained_only: keep only the trained tensors (of a large frozen model); of a PEFT model they always are.
+        save_with: tokenizers and the like, saved beside each checkpoint with the configuration of a Hugging Face model;
+            you vouch that nothing in them was made of private data.
         unit: whose privacy one record of the data set is.
         tuning: on what data the hyperparameters were tuned.
         stopping: by what it was decided when to stop: fixed beforehand, by public data or by private data.
@@ -137,7 +140,9 @@ def start(
             who=who,
         ),
         smoothness=SmoothnessClaim(criterion=criterion, feature_bound=feature_bound, most_records=most_records),
-        schedule=CheckpointSchedule(every=checkpoint_every, at=checkpoint_at, trained_only=trained_only),
+        schedule=CheckpointSchedule(
+            every=checkpoint_every, at=checkpoint_at, trained_only=trained_only, save_with=save_with
+        ),
         noise_seed=noise_seed,
     )
     return session.start()

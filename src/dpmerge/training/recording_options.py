@@ -5,7 +5,7 @@ Guarantees: everything in `Vouched` is a person's word, and nothing else is; wha
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -78,11 +78,12 @@ class SmoothnessClaim:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSchedule:
-    """After which steps the weights are kept, and which of them."""
+    """After which steps the weights are kept, which of them, and what is saved with them."""
 
     every: int | None
     at: Collection[int]
     trained_only: bool
+    save_with: Sequence[Any] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "at", frozenset(self.at))

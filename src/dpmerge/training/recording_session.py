@@ -83,7 +83,9 @@ class RecordingSession:
         self._criterion = smoothness.criterion if derived is not None else None
         if self._reader.ghost:
             require_measured(model, self._module)
-        tensors = ModelTensors(self._module, optimizer, trained_only=schedule.trained_only)
+        tensors = ModelTensors(
+            self._module, optimizer, trained_only=schedule.trained_only, save_with=schedule.save_with
+        )
         self._generators = run_generators(next(iter(optimizer.params)).device, noise_seed, rank=processes.rank)
         if not optimizer.secure_mode:
             warn_insecure_noise()
@@ -97,6 +99,7 @@ class RecordingSession:
             "initial_weights": tensors.initial_weights,
             "tensors": tensors.facts(),
             "start_sample": tensors.start_sample,
+            "public_files": dict(tensors.files.public) or None,
             "model": "network" if linear_layer(self._module)[0] is None else "linear",
             "tools": _tools() | ({"processes": str(processes.world)} if processes.several else {}),
             **vouched.facts(),
