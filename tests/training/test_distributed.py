@@ -18,7 +18,6 @@ from scipy.stats import binom
 
 from dpmerge.portfolio.manifest import Manifest
 from dpmerge.portfolio.portfolio import Portfolio
-from examples.with_ddp import launch
 from training import distributed_loops as loops
 from training.loops import FEATURES, QUIET, mlp, private, recorded
 from training.ranks import all_returned, on_ranks
@@ -246,7 +245,7 @@ def test_batches_that_opacus_sampler_did_not_deal_out_are_refused(tmp_path: Path
 
 def test_opacus_example_of_several_processes_is_recorded(tmp_path: Path) -> None:
     """Its tutorial on DDP, with the recorder's lines added (examples/with_ddp.py)."""
-    all_returned(on_ranks(2, launch, 2, tmp_path / "meeting", tmp_path / "models", 300, 3, timeout=0))
+    all_returned(on_ranks(2, loops.example, 2, tmp_path / "meeting", tmp_path / "models", 300, 3, timeout=0))
     manifest = Manifest.read(tmp_path / "models" / "ddp" / "privacy.json")
     assert manifest.finished
     assert manifest.record_losses == "checked"

@@ -18,6 +18,7 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec
 
+import torch.distributed as dist
 from opacus.optimizers import DistributedDPOptimizer, DPOptimizer
 from opacus.optimizers.ddpoptimizer_fast_gradient_clipping import DistributedDPOptimizerFastGradientClipping
 from torch import Tensor
@@ -335,4 +336,11 @@ def telling_others(begin: Callable[Options, None]) -> Callable[Options, None]:
 
 def processes_of(optimizer: Any) -> Processes:
     """Those that train with this optimizer."""
-    return SeveralProcesses() if type(optimizer) in DISTRIBUTED else Processes()
+    if type(optimizer) not in DISTRIBUTED:
+        return Processes()
+    if not dist.is_initialized():
+        raise RecordingError(
+            f"optimizer: a {type(optimizer).__name__} while torch.distributed has no processes; call "
+            "init_process_group() first, and record() before destroy_process_group()"
+        )
+    return SeveralProcesses()
