@@ -13,13 +13,14 @@ import platform
 
 from rich.console import Console
 
-from benchmarks import accounting, merging, planning, recording
+from benchmarks import accounting, distributed_recording, merging, planning, recording
 from benchmarks.ratios import RATIOS, TOLERANCE, committed, compare, write
 
 SECTIONS = {
     "accounting": accounting.run,
     "planning": planning.run,
     "recording": recording.run,
+    "distributed_recording": distributed_recording.run,
     "merging": merging.run,
 }
 

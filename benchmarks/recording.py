@@ -69,7 +69,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
 class _Loop:
     """One Opacus training loop, ready to go on for any number of steps."""
 
-    def __init__(self, make: Callable[[], nn.Module], shape: tuple[int, ...], mode: str) -> None:
+    def __init__(self, make: Callable[[], nn.Module], shape: tuple[int, ...], mode: str, *, processes: int = 1) -> None:
         inputs, targets = torch.randn(RECORDS, *shape), torch.randint(0, 10, (RECORDS,))
         module = make()
         criterion: Any = nn.CrossEntropyLoss()
@@ -78,7 +78,7 @@ class _Loop:
             made = PrivacyEngine().make_private(
                 module=module,
                 optimizer=torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9),
-                data_loader=DataLoader(TensorDataset(inputs, targets), batch_size=BATCH),
+                data_loader=DataLoader(TensorDataset(inputs, targets), batch_size=BATCH * processes),
                 criterion=criterion,
                 noise_multiplier=1.0,
                 max_grad_norm=1.0,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -149,10 +150,6 @@ def noise_of_its_own(made: Private, _: int) -> None:
     made.optimizer.rank = 0
 
 
-def another_divisor(made: Private, _: int) -> None:
-    made.optimizer.world_size = 1
-
-
 def sends_something_else(made: Private, _: int) -> None:
     """What goes over the wire is ten times what the rank has."""
     reduce = dist.all_reduce
@@ -241,7 +238,7 @@ def all_records(rank: int, folder: Path) -> None:
 
 def forked_streams(_: int, folder: Path) -> None:
     """Generators that were made before the processes parted: every rank has the same."""
-    from dpmerge.training import recording_session  # noqa: PLC0415
+    from dpmerge.training import recording_session
 
     from_system = recording_session.run_generators
 
@@ -281,10 +278,8 @@ def swallowed(rank: int, folder: Path) -> bool:
         for _ in range(3):
             if rank == 1:
                 another_rate(made, rank)
-            try:
+            with suppress(Exception):
                 made.train(1)
-            except Exception:  # noqa: S110
-                pass
             made.optimizer.zero_grad()
     return recorder.manifest().finished
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from torch.utils.data.distributed import DistributedSampler
 
 from training.loops import data, mlp, private, recorded
 from training.ranks import shared
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def trained(
@@ -113,6 +116,11 @@ def broken_off_everywhere(_: int, folder: Path) -> None:
     with recorded(made, folder, checkpoint_every=4):
         made.train(6)
         raise ArithmeticError("enough")
+
+
+def example(rank: int, *args: Any) -> None:
+    """The example script's own function, as `spawn` would call it."""
+    runpy.run_path(str(EXAMPLES / "with_ddp.py"))["launch"](rank, *args)
 
 
 # What is refused at once

@@ -1,4 +1,4 @@
-"""Several processes for the tests: each runs one function, as a rank of a gloo group, and what it returned is read back.
+"""Several processes for the tests: each runs one function, as a rank of a gloo group, and what it returns is read.
 
 They are forked off a server that has imported torch and Opacus once, so that starting one takes a few milliseconds.
 """
@@ -20,15 +20,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from opacus.distributed import DifferentiallyPrivateDistributedDataParallel as DPDDP
+from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
 
 from training.loops import Private, data, mlp, private
 
 _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload(["torch._dynamo", "opacus", "dpmerge.training"])
 
-TIMEOUT = 4
-"""Seconds after which a rank stops waiting for another one."""
+TIMEOUT = 20
+"""Seconds after which a rank stops waiting for another one; long, since the machine may be busy."""
 PATIENCE = 90
 """Seconds after which a test gives up on a rank."""
 
@@ -43,10 +43,12 @@ class Outcome:
     died: bool = False
 
 
-def on_ranks(world: int, function: Callable[..., Any], *args: Any, **options: Any) -> list[Outcome]:
-    """Run `function(rank, *args, **options)` on each rank, and wait for all of them."""
+def on_ranks(
+    world: int, function: Callable[..., Any], *args: Any, timeout: int = TIMEOUT, **options: Any
+) -> list[Outcome]:
+    """Run `function(rank, *args, **options)` on each rank, and wait for all of them; 0: it makes its own group."""
     with tempfile.TemporaryDirectory() as place:
-        called = [(Path(place), rank, world, function, args, options) for rank in range(world)]
+        called = [(Path(place), rank, world, timeout, function, args, options) for rank in range(world)]
         running = [_processes.Process(target=_run, args=each) for each in called]
         for process in running:
             process.start()
@@ -66,13 +68,15 @@ def all_returned(outcomes: list[Outcome]) -> list[Any]:
     return [each.returned for each in outcomes]
 
 
-def _run(place: Path, rank: int, world: int, function: Callable[..., Any], args: Any, options: Any) -> None:
+def _run(
+    place: Path, rank: int, world: int, timeout: int, function: Callable[..., Any], args: Any, options: Any
+) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
-    dist.init_process_group(
-        "gloo", init_method=f"file://{place}/store", rank=rank, world_size=world, timeout=timedelta(seconds=TIMEOUT)
-    )
+    if timeout:
+        wait = timedelta(seconds=timeout)
+        dist.init_process_group("gloo", init_method=f"file://{place}/store", rank=rank, world_size=world, timeout=wait)
     begun = time.monotonic()
     try:
         outcome = Outcome(function(rank, *args, **options), seconds=time.monotonic() - begun)
@@ -90,4 +94,4 @@ def shared(model: torch.nn.Module | None = None, **settings: Any) -> Private:
     """A private loop on all ranks, after the same seed on each of them, as most scripts have it."""
     torch.manual_seed(42)
     settings.setdefault("dataset", data(settings.pop("records", 48)))
-    return private(DPDDP(model or mlp()), **settings)
+    return private(DifferentiallyPrivateDistributedDataParallel(model or mlp()), **settings)

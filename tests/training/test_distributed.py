@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +147,7 @@ def test_ranks_that_were_seeded_alike_draw_different_records(tmp_path: Path) -> 
     order = torch.randperm(80, generator=torch.Generator().manual_seed(0)).tolist()
     place = {record: order.index(record) // 2 for record in range(80)}
     both = total = 0
-    for one, other in zip(sum(first, []), sum(second, []), strict=True):
+    for one, other in zip(chain(*first), chain(*second), strict=True):
         both += len({place[each] for each in one} & {place[each] for each in other})
         total += 40
     assert total == 1200
@@ -237,3 +238,18 @@ def test_batches_that_opacus_sampler_did_not_deal_out_are_refused(tmp_path: Path
     ended = on_ranks(2, loops.all_records_on_each_rank, tmp_path / "run", batches)
     refused(ended, "let make_private sample")
     assert not (tmp_path / "run").exists()
+
+
+# Opacus' own example
+
+
+def test_opacus_example_of_several_processes_is_recorded(tmp_path: Path) -> None:
+    """Its tutorial on DDP, with the recorder's lines added (examples/with_ddp.py)."""
+    all_returned(on_ranks(2, loops.example, 2, tmp_path / "meeting", tmp_path / "models", 300, 3, timeout=0))
+    manifest = Manifest.read(tmp_path / "models" / "ddp" / "privacy.json")
+    assert manifest.finished
+    assert manifest.record_losses == "checked"
+    assert [saved.step for saved in manifest.checkpoints] == [6, 12, 18]
+    [block] = manifest.mechanism.blocks  # type: ignore[union-attr]
+    assert (block.steps, block.noise_multiplier, block.learning_rate) == (18, 1.0, 1 / 50)
+    assert manifest.checkpoints[-1].metrics[0].value > 0.3  # of ten classes

@@ -187,15 +187,15 @@ def test_plain_optimizers_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_distributed_optimizers_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_distributed_optimizer_without_processes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
     run = private()
     settings = {"noise_multiplier": 1.0, "max_grad_norm": 1.0, "expected_batch_size": 12}
     run.optimizer = DistributedDPOptimizer(run.optimizer.original_optimizer, **settings)
     message = refused(run, tmp_path / "run")
-    assert message.startswith("optimizer: a DistributedDPOptimizer; recorded are")
-    assert "on one device" in message
+    assert message.startswith("optimizer: a DistributedDPOptimizer while torch.distributed has no processes")
+    assert "init_process_group() first" in message
 
 
 def test_ghost_clipping_without_the_wrapped_model_is_refused(tmp_path: Path) -> None:

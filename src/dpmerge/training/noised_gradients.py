@@ -93,9 +93,13 @@ class NoisedGradients:
 
     @property
     def local(self) -> list[Tensor]:
-        """Of several processes: what this one is about to send."""
+        """Of several processes: what this one is about to send, wherever it is held."""
         assert self._noised is not None
         return self._noised
+
+    @local.setter
+    def local(self, held: list[Tensor]) -> None:
+        self._noised = held
 
     def require_local(self) -> None:
         """Of several processes: what is sent is what the noise left."""
@@ -106,10 +110,10 @@ class NoisedGradients:
                 "until the ranks have summed it"
             )
 
-    def summed(self) -> list[Tensor]:
-        """Of several processes: the sum over all of them has arrived, and takes the place of what was sent."""
-        self._noised = [_gradient(parameter).clone() for parameter in self._parameters]
-        return self._noised
+    def summed(self) -> None:
+        """Of several processes: what is held is now the sum over all of them, and is what moves the weights."""
+        with torch.no_grad():
+            torch._foreach_copy_([_gradient(parameter) for parameter in self._parameters], self.local)
 
     @property
     def waiting(self) -> bool:

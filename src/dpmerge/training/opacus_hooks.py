@@ -1,7 +1,8 @@
 """Where the recorder hangs on to Opacus' optimizer and model while a run lasts.
 
 Guarantees: whatever is wrapped keeps doing what it did, the accountant's own hook included, and is put back when the
-stack is closed; the recorder looks next to the step itself, so that what other hooks do is seen.
+stack is closed; the recorder looks next to the step itself, so that what other hooks do is seen. Sums over several
+processes it makes in Opacus' place, of all tensors at once (rank_sums).
 """
 
 from __future__ import annotations
@@ -89,10 +90,5 @@ def _observe_noise(attached: ExitStack, observer: StepObserver, optimizer: DPOpt
 
 
 def _observe_sums(attached: ExitStack, observer: StepObserver, optimizer: DPOptimizer) -> None:
-    """Of several processes: see what each sends, and what arrives."""
-    sum_over_ranks = observer.noting_refusals(observer.sum_over_ranks)
-
-    def reduce_and_note() -> None:
-        sum_over_ranks(lambda: type(optimizer).reduce_gradients(optimizer))
-
-    wrap_method(attached, optimizer, "reduce_gradients", reduce_and_note)
+    """Of several processes: sum the gradients in Opacus' place, and see what each sends and what arrives."""
+    wrap_method(attached, optimizer, "reduce_gradients", observer.noting_refusals(observer.sum_over_ranks))

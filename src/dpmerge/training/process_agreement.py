@@ -18,7 +18,7 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec
 
-import torch
+import torch.distributed as dist
 from opacus.optimizers import DistributedDPOptimizer, DPOptimizer
 from opacus.optimizers.ddpoptimizer_fast_gradient_clipping import DistributedDPOptimizerFastGradientClipping
 from torch import Tensor
@@ -27,10 +27,10 @@ from dpmerge.errors import RecordingError
 from dpmerge.portfolio.manifest import File, SavedAs
 from dpmerge.training.distributed_sampling import RecordShares
 from dpmerge.training.distributed_start import agree_on_start
-from dpmerge.training.gradient_sums import GradientProjection
 from dpmerge.training.model_tensors import ModelTensors
 from dpmerge.training.noise_generators import RunGenerators
 from dpmerge.training.process_group import GRACE, ProcessGroup
+from dpmerge.training.rank_sums import RankSum
 from dpmerge.training.step_blocks import RecordedStep
 
 if TYPE_CHECKING:
@@ -78,17 +78,18 @@ class Processes:
     def follow(self, writer: ManifestWriter) -> None:
         """What is found wrong on any rank is taken back in this record."""
 
-    def share(self, records: Tensor) -> int:  # noqa: ARG002
-        """A fingerprint of this rank's share of the records."""
-        return 0
+    def share(self, records: Tensor) -> int:
+        """A fingerprint of this rank's share of the records; of several processes only."""
+        raise NotImplementedError
 
     def agree_on_step(
         self, number: int, step: RecordedStep, *, divisor: float, rows: int, share: int, noised: Sequence[Tensor]
-    ) -> None:
-        """All ranks take this step."""
+    ) -> list[Tensor]:
+        """All ranks take this step; what this one sends, held until it is summed; of several processes only."""
+        raise NotImplementedError
 
-    def require_sum(self, arrived: Sequence[Tensor], *, divisor: float) -> None:
-        """What arrived is the sum of what all ranks sent, divided."""
+    def sum(self, divisor: int) -> None:
+        """What is held becomes the sum of what all ranks send, divided."""
 
     def save(self, tensors: ModelTensors, folder: Path, step: int) -> SavedAs:
         """Keep the weights after a step."""
@@ -177,7 +178,7 @@ class SeveralProcesses(Processes):
         except RecordingError as error:
             raise self._ended(self._why() or str(error)) from error
         self._shares = RecordShares(key, records)
-        self._projection = GradientProjection(key, list(optimizer.params))
+        self._sum = RankSum(key, list(optimizer.params))
 
     def follow(self, writer: ManifestWriter) -> None:
         self._writer = writer
@@ -187,9 +188,8 @@ class SeveralProcesses(Processes):
 
     def agree_on_step(
         self, number: int, step: RecordedStep, *, divisor: float, rows: int, share: int, noised: Sequence[Tensor]
-    ) -> None:
-        with torch.no_grad():
-            length = float(torch.stack(torch._foreach_norm(list(noised))).double().norm())
+    ) -> list[Tensor]:
+        projection, length = self._sum.hold(noised)
         own = self._word(
             Event.STEP,
             number,
@@ -200,18 +200,20 @@ class SeveralProcesses(Processes):
             divisor=divisor,
             rows=rows,
             share=share,
-            projection=self._projection.of(noised),
+            projection=projection,
             length=length,
         )
         self._sent = self._exchange(own)
         self._require(lambda: self._shares.require_partition([each.share for each in self._sent]))
+        return self._sum.gradients()
 
-    def require_sum(self, arrived: Sequence[Tensor], *, divisor: float) -> None:
+    def sum(self, divisor: int) -> None:
+        self._sum.reduce(divisor)
         sent, length = [each.projection for each in self._sent], sum(each.length for each in self._sent)
-        if not self._projection.agrees(arrived, divisor=divisor, sent=sent, length=length):
+        if not self._sum.agrees(divisor=divisor, sent=sent, length=length):
             raise RecordingError(
-                f"optimizer: what arrived on rank {self.rank} is not the sum of what the ranks sent, divided by "
-                f"{divisor:g}; let Opacus' optimizer reduce the gradients, as make_private returned it"
+                f"record: what arrived on rank {self.rank} is not the sum of what the ranks sent; leave "
+                "torch.distributed.all_reduce as it is"
             )
 
     def save(self, tensors: ModelTensors, folder: Path, step: int) -> SavedAs:
@@ -336,4 +338,11 @@ def telling_others(begin: Callable[Options, None]) -> Callable[Options, None]:
 
 def processes_of(optimizer: Any) -> Processes:
     """Those that train with this optimizer."""
-    return SeveralProcesses() if type(optimizer) in DISTRIBUTED else Processes()
+    if type(optimizer) not in DISTRIBUTED:
+        return Processes()
+    if not dist.is_initialized():
+        raise RecordingError(
+            f"optimizer: a {type(optimizer).__name__} while torch.distributed has no processes; call "
+            "init_process_group() first, and record() before destroy_process_group()"
+        )
+    return SeveralProcesses()

@@ -116,7 +116,7 @@ class StepObserver:
             self._batches.step_ends()
             self._noise_stream.used(optimizer.generator)
         if self._processes.several:
-            self._processes.agree_on_step(
+            self._noised.local = self._processes.agree_on_step(
                 self._writer.steps + 1,
                 step,
                 divisor=self._reader.divisor,
@@ -127,13 +127,12 @@ class StepObserver:
         self._writer.taken.append(step)
         self._read, self._summed = True, not self._processes.several
 
-    def sum_over_ranks(self, reduce: Callable[[], None]) -> None:
+    def sum_over_ranks(self) -> None:
         """Of several processes: what each sends is what its noise left, and what arrives is the sum of that."""
         try:
             self._noised.require_local()
-            reduce()
-            mean = self._reader.loss_reduction == "mean"
-            self._processes.require_sum(self._noised.summed(), divisor=self._processes.world if mean else 1)
+            self._processes.sum(self._processes.world if self._reader.loss_reduction == "mean" else 1)
+            self._noised.summed()
         except BaseException:
             if self._read:
                 self._read = False
