@@ -17,6 +17,7 @@ from oracle import (
     hidden_state_qp,
     logistic_steps,
     mixture_quadrature,
+    null_record,
     randomized_response,
     renyi_quadrature,
     tilted_convolution,
@@ -406,3 +407,25 @@ def test_a_step_of_a_mixture_of_gaussians_has_the_exact_delta() -> None:
         remove = trapezoid(np.maximum(ratio - np.exp(eps), 0) * density, x)
         add = trapezoid(np.maximum(1 - np.exp(eps) * ratio, 0) * density, x)
         assert both == pytest.approx((remove, add), abs=1e-9)
+
+
+# A null record
+
+
+@pytest.mark.parametrize("eps", [0.1, 0.5, 1.0])
+def test_a_record_made_null_is_the_known_pair_where_a_closed_form_exists(eps: float) -> None:
+    whole = null_record.hockey_sticks([0.3, -1.0], 1.0, eps, sigma=1.5)
+    assert whole == pytest.approx((float(gaussian_mp.delta(1 / 1.5, eps)),) * 2, rel=1e-6)
+    found = null_record.hockey_sticks([0.0, 0.0], 1.0, eps, sigma=1.3, q=0.1)
+    exact = [tilted_convolution.one_step_delta(eps, relation, 1.3, 0.1) for relation in ("remove", "add")]
+    assert found == pytest.approx(exact, rel=1e-5, abs=1e-12)
+    both = null_record.two_steps([], 1.0, eps, sigma=1.5)
+    assert both == pytest.approx((float(gaussian_mp.delta(2**0.5 / 1.5, eps)),) * 2, rel=1e-4)
+
+
+def test_the_laws_of_a_null_record_are_mixtures_over_who_was_drawn() -> None:
+    assert null_record.law([1.0, 0.0], sigma=2.0, q=0.25) == [(0.75, 0.0, 2.0), (0.25, 1.0, 2.0)]
+    total = {mean: chance for chance, mean, _ in null_record.law([-3.0, 20.0], sigma=1.0, q=0.5, aggregate=True)}
+    assert total == {0.0: 0.25, -1.0: 0.25, 1.0: 0.5}
+    divided = null_record.law([1.0, 1.0], sigma=1.0, realised_divisor=True)
+    assert divided == [(1.0, 1.0, 0.5)]
