@@ -67,7 +67,7 @@ def valid_manifests() -> list[Document]:
             "run": f"run-{place}",
             "dataset": {"id": "patients"} if place % 2 else {"id": "patients", "size": 1000},
             "unit": "record",
-            "adjacency": "add_remove" if place % 2 else "replace_one",
+            "adjacency": "add_remove" if place % 2 else ("replace_one", "zero_out")[place // 2 % 2],
             "mechanism": mechanism,
             "noise": _NOISES[place % len(_NOISES)],
             "ancestry": _ANCESTRIES[place % len(_ANCESTRIES)],

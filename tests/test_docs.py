@@ -18,8 +18,10 @@ from typer.testing import CliRunner
 
 import dpmerge as dpm
 from dpmerge.account_spec import RunSpec, SmoothnessSpec, Spec
+from dpmerge.accounting import implied_replace_one_epsilon
+from dpmerge.accounting.rounding import format_up
 from dpmerge.cli import app
-from dpmerge.errors import PortfolioError
+from dpmerge.errors import InvalidInputError, PortfolioError
 from dpmerge.portfolio.manifest import Manifest
 from dpmerge.releasing.json_schemas import json_schema
 from dpmerge.terms.documents import Strict, models_in
@@ -112,6 +114,27 @@ def test_specs_in_the_documentation_are_valid() -> None:
     assert specs
     for text in specs:
         assert Spec.parse(text).runs
+
+
+def test_the_table_of_the_adjacency_page_is_computed_from_its_specs() -> None:
+    """One run under three adjacencies, and what zero_out implies for replace_one; figures rounded up."""
+    page = ROOT / "docs" / "adjacency.md"
+    specs = [json.loads(text) for text in blocks(page, "json")]
+    rows = re.findall(r"^\| (Poisson|shuffled|full batch) \| (.*) \|$", page.read_text(), re.M)
+    assert [name for name, _ in rows] == ["Poisson", "shuffled", "full batch"]
+    for spec, (name, printed) in zip(specs, rows, strict=True):
+        cells = []
+        for adjacency in ("replace_one", "add_remove", "zero_out"):
+            text = json.dumps({**spec, "adjacency": adjacency})
+            if name == "shuffled" and adjacency == "add_remove":
+                with pytest.raises(InvalidInputError, match="shuffled under replace_one or zero_out only"):
+                    Spec.parse(text)
+                cells.append("refused")
+                continue
+            [run] = Spec.parse(text).mechanisms()
+            cells.append(format_up(run.profile().epsilon(1e-5), 3))
+        cells.append(format_up(implied_replace_one_epsilon(run.profile(), 1e-5), 3))
+        assert printed.split(" | ") == cells
 
 
 def test_the_examples_are_valid_specs() -> None:
@@ -244,7 +267,7 @@ def test_documentation_names_no_machine() -> None:
 
 
 GLOSSARY = {  # heading → how the word looks in a sentence
-    "adjacency": r"adjacenc(?:y|ies)|replace_one|add_remove",
+    "adjacency": r"adjacenc(?:y|ies)|replace_one|add_remove|zero_out",
     "budget-scope": r"budget scopes?",
     "caveat": r"caveats?",
     "certificate": r"certificates?",
@@ -276,7 +299,7 @@ def prose(text: str) -> str:
     text = re.sub(r"^```.*?^```", blank, text, flags=re.S | re.M)
     text = re.sub(r"^(#| {4}).*$", blank, text, flags=re.M)
     text = re.sub(r"\[[^\]]*\]\((?!glossary\.md)[^)]*\)", blank, text)
-    return re.sub(r"`(?!(?:replace_one|add_remove)`)[^`\n]*`", blank, text)
+    return re.sub(r"`(?!(?:replace_one|add_remove|zero_out)`)[^`\n]*`", blank, text)
 
 
 def glossary_anchors() -> list[str]:

@@ -12,6 +12,7 @@ from reproduction.scenarios import (
     convex,
     counterexamples,
     multiple_releases,
+    null_records,
     runs,
     seeds,
     selection_leakage,
@@ -24,6 +25,7 @@ def simulated_scenarios() -> dict[str, Scenario]:
     """Those that train nothing; `logistic` and its like are installed with dpmerge."""
     parts = (
         runs,
+        null_records,
         averages,
         convex,
         logistic_scenarios,

@@ -14,7 +14,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from dpmerge.accounting import validation
 from dpmerge.accounting.comparison import Comparison, compare
-from dpmerge.accounting.exposure import Adjacency
+from dpmerge.accounting.exposure import Adjacency, AdjacencyName
 from dpmerge.accounting.mechanisms import DpSgd
 from dpmerge.accounting.one_shot_mechanisms import GaussianDp
 from dpmerge.accounting.renyi import DEFAULT_ORDERS
@@ -24,6 +24,7 @@ from dpmerge.errors import InvalidInputError
 from dpmerge.files import read_bytes
 from dpmerge.terms.documents import NonNegative, Positive, Strict, strict_json, validated
 from dpmerge.terms.mechanism_schema import BlockSpec, ClippingName, StepsPerEpoch, step_blocks
+from dpmerge.terms.run_record import ADJACENCY
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -136,7 +137,7 @@ AnyRun = Annotated[
 class Spec(Strict):
     """Runs on one dataset, and the selection or combination of them to account for."""
 
-    adjacency: Literal["replace_one", "add_remove"] = Field(description='"replace_one" or "add_remove"')
+    adjacency: AdjacencyName = Field(description=ADJACENCY)
     delta: Annotated[float, Field(gt=0, lt=1)] = Field(description="a number strictly between 0 and 1")
     rdp_orders: list[Finite] | None = Field(default=None, description="a non-empty list of finite numbers > 1")
     release_noise: NonNegative = Field(

@@ -69,7 +69,7 @@ INVALID: dict[str, tuple[str, tuple[str, ...]]] = {
     "unknown field": (changed("epsilon", to=1), ("epsilon: got", "unknown field", "adjacency, delta, rdp_orders")),
     "unknown field of a run": (changed("runs", 1, "sigma", to=1), ("runs[1].sigma", "unknown", "blocks, sampling")),
     "unknown field of a block": (changed(*FIRST, "sigma", to=1), ("runs[0].blocks[0].sigma", "noise_multiplier")),
-    "no adjacency": (without("adjacency"), ("adjacency: got", '"replace_one" or "add_remove"')),
+    "no adjacency": (without("adjacency"), ("adjacency: got", '"replace_one", "add_remove" or "zero_out"')),
     "wrong adjacency": (changed("adjacency", to="substitute"), ("adjacency: got 'substitute'", "add_remove")),
     "delta zero": (changed("delta", to=0), ("delta: got 0", "strictly between 0 and 1")),
     "delta one": (changed("delta", to=1), ("delta: got 1", "strictly between 0 and 1")),

@@ -58,8 +58,10 @@ def run(*blocks: StepBlock, adjacency: str = "replace_one", **facts: Any) -> DpS
     [
         ("replace_one", "per_example", 2),
         ("add_remove", "per_example", 1),
+        ("zero_out", "per_example", 1),
         ("replace_one", "aggregate", 2),
         ("add_remove", "aggregate", 2),
+        ("zero_out", "aggregate", 2),
     ],
 )
 def test_sensitivity_is_two_clip_norms_unless_a_record_is_added_to_a_sum(adjacency: str, clipping: str, k: int) -> None:
@@ -390,7 +392,7 @@ INVALID: dict[str, tuple[Any, str]] = {
     ),
     "an import of unknown adjacency": (
         lambda: NonPrivate(adjacency="substitute"),  # type: ignore[arg-type]
-        "adjacency: got 'substitute'; accepted: replace_one or add_remove",
+        "adjacency: got 'substitute'; accepted: replace_one or add_remove or zero_out",
     ),
 }
 

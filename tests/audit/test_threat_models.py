@@ -18,6 +18,7 @@ from scipy.stats import kstest, norm
 from dpmerge.auditing.attacks import Array, Attack
 from dpmerge.auditing.estimate import estimate_epsilon
 from dpmerge.auditing.gaussian_estimator import mu_interval
+from dpmerge.auditing.gradients import chances
 from dpmerge.auditing.outputs import Part, SimulatedOutput, WithMomentum
 from dpmerge.auditing.schedules import Schedule
 from dpmerge.auditing.threat_models import (
@@ -33,6 +34,7 @@ from dpmerge.auditing.threat_models import (
     trained_output,
 )
 from dpmerge.errors import InvalidInputError
+from oracle import sampled_last_step
 from reproduction.scenarios.hidden_draw import selected_hidden
 
 SURE = 1 - 1e-6
@@ -402,6 +404,32 @@ def test_the_last_acting_step_is_seen_merged_and_all_before_as_they_are(
     assert_gaussian_ratio(revealed([(first, 4, 0.4), (second, 1, 0.6)], 1.5), mu)
 
 
+@pytest.mark.parametrize("epsilon", [0.1, 0.5, 1.0])
+def test_sampled_runs_are_revealed_but_for_which_of_them_drew_the_record_last(epsilon: float) -> None:
+    """Within Hoeffding's bound at 1e-9 of the exact law, by integration."""
+    described = [sampled_last_step.Run([1.5, 1.0], 0.3), sampled_last_step.Run([2.0, 1.2], 0.3)]
+    runs = [
+        run(name, steps=2, noise_multiplier=list(each.noise), sampling_rate=each.q, adjacency="add_remove")
+        for name, each in zip("ab", described, strict=True)
+    ]
+    attack = revealed([(one, 2, weight) for one, weight in zip(runs, (0.4, 0.6), strict=True)], 0.0)
+    trials = 100_000
+    scores = attack.play(np.random.default_rng(3), trials, True).scores
+    told = float(np.mean(np.maximum(0.0, -np.expm1(epsilon - scores))))
+    truth = sampled_last_step.seen_delta(epsilon, described, (0.4, 0.6), 0.0, removal=True)
+    assert told == pytest.approx(truth, abs=math.sqrt(math.log(2e9) / (2 * trials)))
+
+
+def test_a_record_is_in_each_pass_begun_and_in_the_last_one_as_likely_as_it_was_seen() -> None:
+    noises = [2.0, 1.0, 3.0, 4.0, 2.0, 5.0]
+    facts: dict[str, Any] = {"noise_multiplier": noises, "sampling": "shuffled", "steps_per_epoch": 3}
+    assert chances(run(steps=6, **facts), 5).tolist() == [0, 1, 0, 0, 1]
+    cut = run(steps=6, passes=(1, 3, 2), **facts)
+    assert chances(cut, 6).tolist() == [1, 1, 0, 0, 1, 0]
+    assert chances(cut, 3).tolist() == [1, 1, 0]
+    assert chances(run(steps=6, shares={5: 0.25}, **facts), 5).tolist() == [0, 1, 0, 0, 0.25]
+
+
 def test_what_a_revealed_run_started_from_is_seen_once() -> None:
     parent = run("parent", steps=3, noise_multiplier=4.0)
     children = [
@@ -547,8 +575,8 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "states that overflow": (lambda: merged([(run(), 3, 1.0)], 0.0, stretches=[1e200]), "dynamics of run"),
     "adam trained": (lambda: trained([(run(optimizer="adam"), 3, 1.0)], 0.0), "run.optimizer"),
     "adam revealed": (lambda: revealed([(run(optimizer="adam"), 3, 1.0)], 0.0), "run.optimizer"),
-    "sampled batches revealed": (
-        lambda: revealed([(run(sampling_rate=0.5, adjacency="add_remove"), 3, 1.0)], 0.0),
+    "shuffled batches revealed": (
+        lambda: revealed([(run(sampling="shuffled", steps_per_epoch=3), 3, 1.0)], 0.0),
         "run.sampling",
     ),
     "a run and its child revealed": (

@@ -44,8 +44,8 @@ def run_document(
     if smooth:
         mechanism["smoothness"] = SMOOTH
     document = manifest(name, mechanism=mechanism, **overrides)
+    document = replaced(document, "adjacency", to=adjacency)
     if adjacency == "add_remove":
-        document = replaced(document, "adjacency", to=adjacency)
         document["dataset"].pop("size", None)
     return document
 

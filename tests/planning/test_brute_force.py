@@ -99,7 +99,7 @@ def targets(rng: np.random.Generator, runs: Runs, count: int, delta: float = DEL
 @pytest.mark.parametrize("seed", range(10))
 def test_selection_of_gaussian_checkpoints_finds_the_best_pair(seed: int, delta: float) -> None:
     rng = np.random.default_rng([1, seed])
-    runs = gaussian_runs(rng, adjacency=str(rng.choice(["replace_one", "add_remove"])))
+    runs = gaussian_runs(rng, adjacency=str(rng.choice(["replace_one", "add_remove", "zero_out"])))
     made, known = portfolio(runs), every(runs)
     mus, ratios = [math.sqrt(p.squared_mu) for p in known], [p.ratio for p in known]
     for goal in targets(rng, runs, 3, delta):
@@ -168,7 +168,7 @@ def test_selection_of_sampled_checkpoints_finds_the_best_vertex(epsilon: float) 
 @pytest.mark.parametrize("seed", range(20))
 def test_no_average_within_the_target_is_better(seed: int) -> None:
     rng = np.random.default_rng([3, seed])
-    runs = gaussian_runs(rng, adjacency=str(rng.choice(["replace_one", "add_remove"])))
+    runs = gaussian_runs(rng, adjacency=str(rng.choice(["replace_one", "add_remove", "zero_out"])))
     made, kept = portfolio(runs), prefixes(runs)
     for goal in targets(rng, runs, 3):
         found = plan(made, goal, method="combine", theorem="joint_release")
@@ -440,7 +440,14 @@ def test_smooth_models_reach_any_target(share: float, accounting: Any) -> None:
 
 @pytest.mark.parametrize(
     ("method", "adjacency"),
-    [("select", "add_remove"), ("combine", "add_remove"), ("mix", "add_remove"), ("auto", "replace_one")],
+    [
+        ("select", "add_remove"),
+        ("combine", "add_remove"),
+        ("mix", "add_remove"),
+        ("auto", "replace_one"),
+        ("mix", "zero_out"),
+        ("auto", "zero_out"),
+    ],
 )
 def test_plans_of_sampled_runs_stay_within_delta_both_ways(method: Any, adjacency: str) -> None:
     """Poisson batches: δ both ways of every candidate, asked of the exposure's own profile."""
@@ -576,6 +583,7 @@ def mixed_kinds(adjacency: str = "replace_one") -> Portfolio:
     }
     if adjacency == "add_remove":
         documents = {name: add_remove(document) for name, document in documents.items()}
+    documents = {name: {**document, "adjacency": adjacency} for name, document in documents.items()}
     steps = {"s": (2, 4), "h": (2, 4), "g": (1,), "r": (1,), "p": (1,)}
     return portfolio({name: (document, steps[name]) for name, document in documents.items()})
 
@@ -598,6 +606,7 @@ def odd_portfolios() -> dict[str, Portfolio]:
         "histories only": portfolio({n: (manifest(n, mechanism=HISTORY), (2, 4)) for n in "ab"}),
         "all kinds": mixed_kinds(),
         "all kinds, add_remove": mixed_kinds("add_remove"),
+        "all kinds, zero_out": mixed_kinds("zero_out"),
         "a private parent": with_parent(),
         "tiny noise": one_run(noise_multiplier=1e-3),
         "huge noise": one_run(noise_multiplier=1e9),

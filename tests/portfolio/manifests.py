@@ -173,8 +173,8 @@ def tensors(draw: st.DrawFn) -> Document:
 @st.composite
 def manifests(draw: st.DrawFn) -> Document:
     """A manifest that is complete for its kind and contradicts itself nowhere."""
-    adjacency = draw(st.sampled_from(["replace_one", "add_remove"]))
-    size = draw(st.none() | st.integers(1, 10**9)) if adjacency == "replace_one" else None
+    adjacency = draw(st.sampled_from(["replace_one", "add_remove", "zero_out"]))
+    size = draw(st.none() | st.integers(1, 10**9)) if adjacency != "add_remove" else None
     facts, steps = draw(training(history=False, size=size) | training(history=True, size=size) | RELEASES)
     document: Document = {
         "schema": "dpmerge/run/v1",

@@ -80,6 +80,25 @@ WITHOUT_A_NUMBER: dict[str, tuple[Document, str]] = {
         add_remove(manifest("a", mechanism={**HISTORY, "public_divisor": False})),
         "public_divisor is false",
     ),
+    **{
+        f"a realised divisor of a {kind}, {adjacency}": (
+            manifest("a", mechanism=sampled, adjacency=adjacency),
+            "must not be divided by the realised size of each batch, and public_divisor is false",
+        )
+        for adjacency in ("zero_out", "replace_one")
+        for kind, sampled in (
+            ("run", mechanism(blocks=[{**BLOCK, "sampling_rate": 0.1}], sampling="poisson", public_divisor=False)),
+            (
+                "history",
+                {
+                    **HISTORY,
+                    "blocks": [{"steps": 4, "noise_multiplier": 8.0, "sampling_rate": 0.1}],
+                    "sampling": "poisson",
+                    "public_divisor": False,
+                },
+            ),
+        )
+    },
     "unknown sampling": (manifest("a", mechanism=mechanism(sampling="unknown")), "how its batches were drawn"),
     "a history of unknown sampling": (
         manifest("a", mechanism={**HISTORY, "sampling": "unknown"}),
@@ -127,6 +146,7 @@ def test_a_child_of_a_run_without_epsilon_has_none(name: str, tmp_path: Path) ->
     last = 1 if document["mechanism"]["kind"] == "gaussian_release" else 4
     ancestry = {"start": "private", "run": "a", "step": last}
     child = manifest("b", initial_weights=None, ancestry=ancestry)
+    child = {**child, "adjacency": document["adjacency"]}
     child = add_remove(child) if document["adjacency"] == "add_remove" else child
     write_portfolio(tmp_path, runs=["a", "b"], manifests={"a": document, "b": child}, models={"a": {last: model(1)}})
     portfolio = Portfolio.load(tmp_path)
@@ -138,19 +158,19 @@ def test_a_child_of_a_run_without_epsilon_has_none(name: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("steps", [1, 4])
 @pytest.mark.parametrize("clipping", ["per_example", "aggregate"])
-@pytest.mark.parametrize("adjacency", ["replace_one", "add_remove"])
+@pytest.mark.parametrize("adjacency", ["replace_one", "add_remove", "zero_out"])
 def test_an_accountant_history_is_covered_by_joint_release_only(
     steps: int, clipping: str, adjacency: str, tmp_path: Path
 ) -> None:
     """One full-batch step would satisfy every theorem, were its rate and clip norm known."""
     facts = {**HISTORY, "blocks": [{"steps": steps, "noise_multiplier": 8.0}], "clipping": clipping}
-    documents = {run: manifest(run, mechanism=facts) for run in "ab"}
+    documents = {run: manifest(run, mechanism=facts, adjacency=adjacency) for run in "ab"}
     if adjacency == "add_remove":
         documents = {run: add_remove(document) for run, document in documents.items()}
     models = {run: {steps: model(place)} for place, run in enumerate("ab")}
     write_portfolio(tmp_path, runs="ab", manifests=documents, models=models)
     runs = [run.mechanism for run in Portfolio.load(tmp_path).runs]
-    sensitivity = 1.0 if (clipping, adjacency) == ("per_example", "add_remove") else 2.0
+    sensitivity = 1.0 if clipping == "per_example" and adjacency != "replace_one" else 2.0
     bound = joint_release(average(*runs))
     assert bound.certifies
     assert bound.epsilon(DELTA) == pytest.approx(epsilon_of_steps((2 * steps, 8.0), sensitivity=sensitivity), rel=1e-12)

@@ -20,6 +20,7 @@ from accounting import (
 )
 from dpmerge.accounting import (
     combination,
+    discretised_mixture,
     exposure,
     hidden_state_shifts,
     linear_combination_mu,
@@ -242,7 +243,7 @@ def fresh() -> Iterator[None]:
     """Discretised steps and their compositions are remembered: a bug must not find, or leave, the right ones."""
     remembered = (
         step_mechanisms.gaussian_pmfs,
-        step_mechanisms.mixture_pmfs,
+        discretised_mixture.mixture_pmfs,
         step_spectrum.step_on_grid,
         step_spectrum.step_cumulants,
         step_spectrum.low_frequencies,

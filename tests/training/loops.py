@@ -30,6 +30,7 @@ QUIET = (
     "ignore:Full backward hook is firing",
     "ignore:Optimal order is the",
     "ignore::dpmerge.training.InsecureNoiseWarning",
+    "ignore::dpmerge.training.OtherAccountingWarning",
     "ignore::dpmerge.training.UnknownLossesWarning",
     "ignore:Detected call of `lr_scheduler.step",
     "ignore:`torch.jit.script` is deprecated",

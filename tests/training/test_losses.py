@@ -141,18 +141,6 @@ def test_leaving_out_the_last_poisson_batch_of_a_pass_is_refused(tmp_path: Path)
                     made.step(batch)
 
 
-@pytest.mark.parametrize("mode", ["hooks", "ghost"])
-def test_autocast_is_refused(tmp_path: Path, mode: str) -> None:
-    made = private(batches="full", mode=mode)
-    with refusing(made, tmp_path, "float32 or float64, without autocast"):
-        inputs, targets = next(iter(made.loader))
-        made.optimizer.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = made.criterion(made.model(inputs), targets)
-        loss.backward()
-        made.optimizer.step()
-
-
 def test_equal_tensors_at_rest_are_not_taken_for_copies(tmp_path: Path) -> None:
     """Normalisation weights start at one, and a small rate may leave them there, in every run and checkpoint."""
     for name in ("a", "b"):

@@ -197,9 +197,10 @@ def test_losses_and_models_without_a_theorem_are_refused(tmp_path: Path, place: 
 
 
 def test_the_number_of_records_is_recorded_where_it_is_public(tmp_path: Path) -> None:
-    """Under replace_one it is public; under add_remove somebody must bound it, or no factor is known."""
+    """Under replace_one and zero_out it is; under add_remove somebody must bound it, or no factor is known."""
     cases: list[tuple[dict[str, Any], int | None]] = [
         ({"adjacency": "replace_one"}, 48),
+        ({"adjacency": "zero_out"}, 48),
         ({"adjacency": "add_remove", "public_divisor": True}, None),
         ({"adjacency": "add_remove", "public_divisor": True, "most_records": 60}, 60),
     ]

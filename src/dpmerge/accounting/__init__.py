@@ -75,6 +75,9 @@ if TYPE_CHECKING:
     from dpmerge.accounting.gaussian import (
         largest_mu as largest_mu,
     )
+    from dpmerge.accounting.implied_replace_one import (
+        implied_replace_one_epsilon as implied_replace_one_epsilon,
+    )
     from dpmerge.accounting.limits import (
         no_free_lunch as no_free_lunch,
     )
@@ -183,6 +186,7 @@ _MODULES = {
     "discrete": ("DiscreteProfile",),
     "exposure": ("Adjacency", "Checkpoint", "Exposure", "Mechanism"),
     "gaussian": ("GaussianProfile", "gaussian_delta", "gaussian_epsilon", "largest_mu"),
+    "implied_replace_one": ("implied_replace_one_epsilon",),
     "limits": ("no_free_lunch",),
     "linear_combination_mu": (
         "hidden_state_mus",

@@ -31,10 +31,12 @@ from dpmerge.accounting.premises import (
     common_premises,
     full_batch,
     hidden_state_premises,
+    known_inclusion,
     linear_last_update,
     noise_on_the_weights,
     one_step,
     only_release,
+    seen_in_part,
     separate_runs,
     whole_update_clipped,
 )
@@ -160,14 +162,17 @@ def joint_release(combination: LinearCombination) -> Bound:
     1.1838
     """
     support = combination.support
-    return _bound("joint_release", common_premises(support), lambda: Exposure.of(support).profile())
+    exposure = Exposure.of(support)
+    premises = [*common_premises(support), *seen_in_part(exposure.seen_in_part)]
+    return _bound("joint_release", premises, exposure.fixed_steps_profile)
 
 
 def last_step(combination: LinearCombination) -> Bound:
     """Joint release of all but each run's last acting step, that one merged (docs/theory.md, "Linear combination").
 
     Args:
-        combination: Of full-batch SGD runs that are separate, with or without release noise.
+        combination: Of SGD runs that are separate, with or without release noise: full batches, or (but for
+            replace_one) batches that each run sampled by itself, of at most ten runs.
 
     Returns:
         A bound that certifies if nothing else of these runs is ever released; without a profile where a premise fails.
@@ -181,7 +186,7 @@ def last_step(combination: LinearCombination) -> Bound:
     support = combination.support
     premises = [
         *common_premises(support),
-        full_batch(support),
+        *known_inclusion(support),
         *separate_runs(support),
         linear_last_update(support),
         *noise_on_the_weights(support),
@@ -191,6 +196,11 @@ def last_step(combination: LinearCombination) -> Bound:
     def profile() -> PrivacyProfile | None:
         if not all(premise.holds for premise in premises):
             return None
+        if not full_batch(support).holds:
+            from dpmerge.accounting.sampled_step import sampled_last_step
+
+            step = sampled_last_step(support, combination.support_weights, combination.release_noise)
+            return None if step is None else _after_ancestors(support, step)
         from dpmerge.accounting.linear_combination_mu import last_step_formula
 
         mu = last_step_formula(support, [combination.support_weights], combination.release_noise)[0]

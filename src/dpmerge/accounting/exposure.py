@@ -12,22 +12,47 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
 
 from dpmerge.accounting import validation
 from dpmerge.accounting.composition import compose
 from dpmerge.accounting.profile import PrivacyProfile
 from dpmerge.errors import InvalidInputError, NoGuaranteeError
 
+MOST_SHARES = 4
+"""Runs of an exposure whose last pass counts in part: each doubles the compositions that are mixed."""
+
 
 class Adjacency(StrEnum):
-    """Which datasets are neighbours (docs/theory.md, "Guarantees").
+    """Which datasets are neighbours (docs/adjacency.md).
 
     >>> Adjacency("add_remove") is Adjacency.ADD_REMOVE
     True
+    >>> [(each.value, each.sensitivity, each.size_is_public) for each in Adjacency]
+    [('replace_one', 2, True), ('add_remove', 1, False), ('zero_out', 1, True)]
     """
 
     REPLACE_ONE = "replace_one"
+    """One record is exchanged for any other; the number of records is public."""
     ADD_REMOVE = "add_remove"
+    """One record is there or is not; the number of records is private."""
+    ZERO_OUT = "zero_out"
+    """One record is there, or a null record is in its place: drawn like any other, its gradient is zero, and it enters
+    nothing else that is computed from the data. The number of records is public."""
+
+    @property
+    def sensitivity(self) -> int:
+        """k: one record moves a sum of gradients, each clipped to C, by at most k·C."""
+        return 2 if self is Adjacency.REPLACE_ONE else 1
+
+    @property
+    def size_is_public(self) -> bool:
+        """Whether neighbours have equally many records, so that their number may be known, and divided by."""
+        return self is not Adjacency.ADD_REMOVE
+
+
+AdjacencyName = Literal["replace_one", "add_remove", "zero_out"]
+"""The same, as documents and functions spell it."""
 
 
 class Mechanism(ABC):
@@ -52,6 +77,17 @@ class Mechanism(ABC):
     @abstractmethod
     def own_profile(self, upto: int) -> PrivacyProfile:
         """What the steps 1 … upto cost by themselves, given where the run started."""
+
+    def share_seen(self, upto: int) -> float:  # noqa: ARG002
+        """How likely a record is, at most, among those that the last pass over shuffled data showed up to a step.
+
+        1 unless the order was secret, and the step fixed before anything was seen.
+        """
+        return 1.0
+
+    def fixed_step_profile(self, upto: int) -> PrivacyProfile:
+        """`own_profile` for a step that was fixed without the data, where that may be less: see `share_seen`."""
+        return self.own_profile(upto)
 
     def profile(self, upto: int | None = None) -> PrivacyProfile:
         """What releasing every iterate up to a step costs, ancestors included.
@@ -130,14 +166,46 @@ class Exposure:
         return Exposure.of(Checkpoint(run, step) for part in (self, other) for run, step in part.steps.items())
 
     def profile(self) -> PrivacyProfile:
-        """The joint release of everything exposed; refused for several runs if the noise of one may be another's."""
+        """The joint release of everything exposed; refused for several runs if the noise of one may be another's.
+
+        Passes over shuffled data count whole once they are begun, so that it holds however the steps were chosen.
+        """
+        self._require_independent()
+        return compose([run.own_profile(step) for run, step in self.steps.items()])
+
+    def fixed_steps_profile(self) -> PrivacyProfile:
+        """The same for steps that were fixed before anything was seen: a pass cut short counts as far as it was seen.
+
+        Whether a record is in what was seen of a run is independent of the data and of other runs: under each outcome
+        the runs are composed, and the compositions are mixed (docs/theory.md, "One run").
+        """
+        self._require_independent()
+        seen_in_part = self.seen_in_part
+        return compose(
+            [
+                run.fixed_step_profile(step) if run in seen_in_part else run.own_profile(step)
+                for run, step in self.steps.items()
+            ]
+        )
+
+    @property
+    def seen_in_part(self) -> tuple[Mechanism, ...]:
+        """The runs of whose last pass only a share counts, those of the smallest shares first; MOST_SHARES of them.
+
+        Not the parent of another one: nobody says that where the child began was fixed beforehand.
+        """
+        parents = {run.ancestry.run for run in self.steps if run.ancestry is not None}
+        shares = {run: run.share_seen(step) for run, step in self.steps.items() if step > 0 and run not in parents}
+        partly = [run for run, share in shares.items() if share < 1]
+        return tuple(sorted(partly, key=lambda run: (shares[run], run.label))[:MOST_SHARES])
+
+    def _require_independent(self) -> None:
         runs = [run for run, step in self.steps.items() if step > 0]
         if len(runs) > 1 and (unknown := [run.label for run in runs if not run.independent_noise]):
             raise NoGuaranteeError(
                 f"nobody says where the noise of {', '.join(unknown)} came from; "
                 "runs that share a noise seed cost more than their sum"
             )
-        return compose([run.own_profile(step) for run, step in self.steps.items()])
 
 
 def common_adjacency(runs: Iterable[Mechanism]) -> Adjacency | None:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -22,11 +22,15 @@ from dpmerge.accounting.exposure import Adjacency, Checkpoint, Mechanism
 from dpmerge.accounting.gaussian import GaussianProfile
 from dpmerge.accounting.loss_distribution import LossDistributionProfile, epsilon_curve
 from dpmerge.accounting.profile import NonPrivateProfile, PrivacyProfile
+from dpmerge.accounting.random_selection import SelectionProfile
 from dpmerge.accounting.smoothness import DeclaredLipschitz, Smoothness
 from dpmerge.accounting.step_mechanisms import HOPELESS_RATIO, PoissonStep, Step
 from dpmerge.accounting.training_settings import MOST_STEPS, Clipping, Optimizer, Sampling, StepBlock, enum_member
 from dpmerge.accounting.validation import Array
 from dpmerge.errors import InvalidInputError, NoGuaranteeError
+
+if TYPE_CHECKING:
+    from dpmerge.accounting.shuffled_passes import Passes, SecretOrder
 
 
 class Moves(NamedTuple):
@@ -44,7 +48,9 @@ class DpSgd(Mechanism):
         blocks: Its steps, in order.
         adjacency: Which datasets are neighbours.
         sampling: How batches were formed; None: full batch if every sampling rate is 1, else Poisson.
-        steps_per_epoch: Of shuffled batches.
+        steps_per_epoch: Of shuffled batches: the steps of a whole pass.
+        passes: Of shuffled batches: (passes, steps of each) in order, where some were cut short; None: whole ones.
+        order: Of shuffled batches: their secret order, which makes a pass cut short by a fixed step count in part.
         clipping: Of each record's gradient, or of the batch's total.
         flat_clipping: Whether one clip norm is for all weights together.
         optimizer: What theorems ask of it.
@@ -67,6 +73,8 @@ class DpSgd(Mechanism):
     adjacency: Adjacency
     sampling: Sampling | None = None  # None: full batch if every sampling rate is 1, else Poisson
     steps_per_epoch: int | None = None
+    passes: Sequence[tuple[int, int]] | None = None
+    order: SecretOrder | None = None
     clipping: Clipping = Clipping.PER_EXAMPLE
     flat_clipping: bool = True
     optimizer: Optimizer = field(default_factory=Optimizer)
@@ -110,17 +118,20 @@ class DpSgd(Mechanism):
         return sampling
 
     def _check_epochs(self) -> None:
-        """Shuffled batches have an epoch, and no others do; what they cost is known under replace_one."""
+        """Shuffled batches have an epoch, and no others do; what they cost is known where n is public."""
         shuffled = self.sampling is Sampling.SHUFFLED
         if shuffled != (self.steps_per_epoch is not None):
             accepted = "an integer ≥ 1 for shuffled batches, and left out for all others"
             raise InvalidInputError("steps_per_epoch", self.steps_per_epoch, accepted)
+        for name in ("passes", "order"):
+            if not shuffled and getattr(self, name) is not None:
+                raise InvalidInputError(name, getattr(self, name), "left out for all but shuffled batches")
         if shuffled:
             validation.integer("steps_per_epoch", self.steps_per_epoch, least=1, most=MOST_STEPS)
-        if shuffled and self.adjacency is Adjacency.ADD_REMOVE:
-            raise InvalidInputError(
-                "sampling", "shuffled", "full_batch or poisson under add_remove; shuffled under replace_one only"
-            )
+            self.shuffled_passes  # noqa: B018  passes that contradict the run are refused here
+        if shuffled and not self.adjacency.size_is_public:
+            accepted = f"full_batch or poisson under {self.adjacency}; shuffled under replace_one or zero_out only"
+            raise InvalidInputError("sampling", "shuffled", accepted)
 
     @property
     def steps(self) -> int:
@@ -145,9 +156,8 @@ class DpSgd(Mechanism):
 
     @property
     def sensitivity(self) -> int:
-        """k: one record moves a clipped sum by k·C. A clipped total can be turned round under either adjacency."""
-        per_example = self.clipping is Clipping.PER_EXAMPLE
-        return 1 if per_example and self.adjacency is Adjacency.ADD_REMOVE else 2
+        """k: one record moves a clipped sum by k·C. A clipped total can be turned round under any adjacency."""
+        return self.adjacency.sensitivity if self.clipping is Clipping.PER_EXAMPLE else 2
 
     @property
     def is_full_batch(self) -> bool:
@@ -183,9 +193,30 @@ class DpSgd(Mechanism):
             return GaussianProfile(0.0)
         if self.sampling is Sampling.SHUFFLED:
             return GaussianProfile(_composed_mu(self.sensitivity, self._noise_of_epochs(upto)))
+        return self._profile_of(upto)
+
+    def share_seen(self, upto: int) -> float:
+        return self.shuffled_passes.share(upto) if upto and self.sampling is Sampling.SHUFFLED else 1.0
+
+    def fixed_step_profile(self, upto: int) -> PrivacyProfile:
+        share = self.share_seen(upto)
+        if share == 1:
+            return self.own_profile(upto)
+        noise = self._noise_of_epochs(upto)
+        outcomes = [GaussianProfile(_composed_mu(self.sensitivity, each)) for each in (noise[:-1], noise)]
+        return SelectionProfile(tuple(outcomes), (1 - share, share))
+
+    def profile_without(self, upto: int, left_out: int) -> PrivacyProfile:
+        """What the steps up to a given one cost but for one of them (counted from 0), which is released otherwise."""
+        assert self.sampling is not Sampling.SHUFFLED, "a shuffled pass is counted as a whole"
+        return self._profile_of(upto, left_out)
+
+    def _profile_of(self, upto: int, left_out: int | None = None) -> PrivacyProfile:
         if self.is_full_batch:
-            return GaussianProfile(_composed_mu(self.sensitivity, self.noise_multipliers[:upto]))
-        return self._sampled_profile(upto)
+            noise = self.noise_multipliers[:upto]
+            taken = noise if left_out is None else np.delete(noise, left_out)
+            return GaussianProfile(_composed_mu(self.sensitivity, taken))
+        return self._sampled_profile(upto, left_out)
 
     def prefix_epsilons(self, delta: float, steps: Sequence[int] | None = None) -> Array:
         """ε at δ of every given prefix (by default all), ancestors included.
@@ -198,23 +229,30 @@ class DpSgd(Mechanism):
         curve = iter(epsilon_curve(sampled, delta) if sampled else ())
         return np.array([next(curve) if isinstance(p, LossDistributionProfile) else p.epsilon(delta) for p in profiles])
 
-    def _noise_of_epochs(self, upto: int) -> Array:
-        """The smallest noise multiplier in each epoch begun: a record is in one batch of it, nobody says which."""
-        assert self.steps_per_epoch is not None
-        return np.minimum.reduceat(self.noise_multipliers[:upto], np.arange(0, upto, self.steps_per_epoch))
+    @cached_property
+    def shuffled_passes(self) -> Passes:
+        from dpmerge.accounting.shuffled_passes import Passes  # no other run needs it
 
-    def _sampled_profile(self, upto: int) -> PrivacyProfile:
+        assert self.steps_per_epoch is not None, "only shuffled batches have passes"
+        return Passes(steps=self.steps, steps_per_epoch=self.steps_per_epoch, taken=self.passes, order=self.order)
+
+    def _noise_of_epochs(self, upto: int) -> Array:
+        """The smallest noise multiplier in each pass begun: a record is in one batch of it, nobody says which."""
+        return np.minimum.reduceat(self.noise_multipliers[:upto], self.shuffled_passes.starts(upto))
+
+    def _sampled_profile(self, upto: int, left_out: int | None) -> PrivacyProfile:
         replace_one = self.adjacency is Adjacency.REPLACE_ONE
         if replace_one and self.clipping is Clipping.AGGREGATE:
             raise NoGuaranteeError(
                 f"{self.label}: Poisson sampling with aggregate clipping under replace_one has no proved accounting; "
                 "per_example clipping or full_batch has"
             )
-        # dp_accounting's replace_one distribution models the two ends ±C of a replacement itself.
+        # The replace_one distribution models the two ends ±C of a replacement itself. A null record is drawn, or is
+        # not, without a trace: zero_out has add_remove's two distributions.
         reach = 1 if replace_one else self.sensitivity
         sampled = Counter[tuple[float, float]]()
         whole: list[tuple[float, int]] = []
-        for block, steps in self._begun_blocks(upto):
+        for block, steps in self._begun_blocks(upto, left_out):
             if block.sampling_rate < 1:
                 sampled[float(block.noise_multiplier), float(block.sampling_rate)] += steps
             else:
@@ -229,13 +267,17 @@ class DpSgd(Mechanism):
         gaussian = GaussianProfile(_composed_mu(self.sensitivity, np.repeat(levels, [steps for _, steps in whole])))
         return compose([gaussian, LossDistributionProfile.of(counts)]) if counts else gaussian
 
-    def _begun_blocks(self, upto: int) -> Iterator[tuple[StepBlock, int]]:
-        """The blocks that a prefix reaches into, and how many steps of each."""
+    def _begun_blocks(self, upto: int, left_out: int | None) -> Iterator[tuple[StepBlock, int]]:
+        """The blocks that a prefix reaches into, and how many steps of each, but for one that is left out."""
+        before = 0
         for block in self.blocks:
-            if upto <= 0:
+            within = min(upto - before, block.steps)
+            if within <= 0:
                 return
-            yield block, min(upto, block.steps)
-            upto -= block.steps
+            counted = within - (left_out is not None and before <= left_out < before + within)
+            if counted:
+                yield block, counted
+            before += block.steps
 
 
 def _composed_mu(sensitivity: int, noise: Array) -> float:

@@ -222,3 +222,9 @@ class AccountantHistory(Mechanism):
 
     def own_profile(self, upto: int) -> PrivacyProfile:
         return self.costs.own_profile(upto)
+
+    def share_seen(self, upto: int) -> float:
+        return self.costs.share_seen(upto)
+
+    def fixed_step_profile(self, upto: int) -> PrivacyProfile:
+        return self.costs.fixed_step_profile(upto)

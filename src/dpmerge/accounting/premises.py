@@ -13,13 +13,20 @@ import numpy as np
 
 from dpmerge.accounting.exposure import Adjacency, Checkpoint, Mechanism
 from dpmerge.accounting.mechanisms import DpSgd
-from dpmerge.accounting.one_shot_mechanisms import GaussianRelease
+from dpmerge.accounting.one_shot_mechanisms import AccountantHistory, GaussianRelease
 from dpmerge.accounting.smoothness import DeclaredLipschitz, Smoothness
-from dpmerge.accounting.training_settings import Clipping
+from dpmerge.accounting.training_settings import Clipping, Sampling
 from dpmerge.accounting.validation import Array
 
 NoisyRun = DpSgd | GaussianRelease
 """A mechanism whose noise and shift are known step by step, not only what it costs in total."""
+
+Trained = DpSgd | AccountantHistory
+"""A mechanism whose cost is that of its steps, not somebody's figure."""
+
+NULL_RECORD = "a_null_record_enters_nothing_but_the_draw"
+MOST_SAMPLED_LAST_STEPS = 10
+"""Poisson runs whose last steps are merged: each further one doubles the components of their mixture."""
 
 
 @dataclass(frozen=True)
@@ -87,11 +94,24 @@ def independent_noise(support: Sequence[Checkpoint]) -> Premise:
 
 def common_premises(support: Sequence[Checkpoint]) -> list[Premise]:
     """What every theorem about several runs rests on."""
-    premises = [independent_noise(support)]
+    premises = [independent_noise(support), *null_record(support)]
     if any(c.run.adjacency is Adjacency.ADD_REMOVE and isinstance(c.run, DpSgd) for c in support):
         # Dividing by the true number of records would make both the shift and the noise depend on the record.
         premises.append(Premise("public_divisor", True, _records(support)))
     return premises
+
+
+def null_record(support: Sequence[Checkpoint]) -> list[Premise]:
+    """Under zero_out: the null record's gradient is zero, and no statistic, vocabulary, class weight or normalisation
+    tells it from a record. No recorder sees what was computed before training; who recorded the run vouches."""
+    trained = [c for c in support if c.run.adjacency is Adjacency.ZERO_OUT and isinstance(c.run, Trained)]
+    return [Premise(NULL_RECORD, True, _records(trained))] if trained else []
+
+
+def seen_in_part(runs: Sequence[Mechanism]) -> list[Premise]:
+    """Of runs whose last pass over shuffled data counts in part: what that share rests on, and who says so."""
+    voices = ", ".join(dict.fromkeys(map(_voucher, runs)))
+    return [Premise("order_secret_and_step_fixed_beforehand", True, voices)] if runs else []
 
 
 def separate_runs(support: Sequence[Checkpoint]) -> list[Premise]:
@@ -107,6 +127,34 @@ def separate_runs(support: Sequence[Checkpoint]) -> list[Premise]:
 def full_batch(support: Sequence[Checkpoint]) -> Premise:
     holds = all(isinstance(c.run, NoisyRun) and c.run.is_full_batch for c in support)
     return Premise("full_batch", holds, _records(support))
+
+
+def known_inclusion(support: Sequence[Checkpoint]) -> list[Premise]:
+    """last_step's premises on batches: full ones, or ones that each run drew by itself, record by record.
+
+    Under replace_one no formula is proved for sampled ones, and of shuffled batches none under any adjacency.
+    """
+    drawn = [c for c in support if isinstance(c.run, DpSgd) and c.run.sampling is Sampling.POISSON]
+    sampled = [c for c in drawn if not c.run.is_full_batch]  # type: ignore[attr-defined]
+    others = [c for c in support if c not in sampled]
+    replaced = any(c.run.adjacency is Adjacency.REPLACE_ONE for c in sampled)
+    if not sampled or replaced or not full_batch(others).holds:
+        return [full_batch(support)]
+    per_example = all(c.run.clipping is Clipping.PER_EXAMPLE for c in support if isinstance(c.run, DpSgd))
+    most, several = MOST_SAMPLED_LAST_STEPS, len(support) > 1
+    return [
+        Premise(
+            "sampling_independent_between_runs",
+            not several or all(c.run.independent_noise for c in sampled),
+            _records(sampled),
+        ),
+        Premise("per_example_clipping", per_example, _records(support)),
+        Premise(
+            "at_most_ten_sampled_runs",
+            len(sampled) <= most,
+            f"{_records(sampled)}" if len(sampled) <= most else f"nobody: {len(sampled)} runs are sampled",
+        ),
+    ]
 
 
 def noise_on_the_weights(support: Sequence[Checkpoint]) -> list[Premise]:

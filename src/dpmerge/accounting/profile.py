@@ -23,8 +23,9 @@ SUM_ROUNDING = 1 + 4e-15
 class PrivacyProfile(ABC):
     """A proved upper bound on the hockey-stick divergences of a mechanism between neighbouring datasets.
 
-    Under add_remove "+" is the removal of a record and "−" its addition, for every profile alike;
-    under replace_one both are equal. Values hold for every pair of neighbours (docs/theory.md, "Guarantees").
+    Under add_remove "+" is the removal of a record and "−" its addition, for every profile alike, and under zero_out
+    likewise, of a record that is made null; under replace_one both are equal. Values hold for every pair of neighbours
+    (docs/theory.md, "Guarantees").
 
     >>> from dpmerge.accounting import GaussianProfile
     >>> profile = GaussianProfile(1.0)

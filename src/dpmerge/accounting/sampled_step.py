@@ -1,8 +1,9 @@
-"""One merged step of Poisson-sampled runs under add_remove, each of which draws the record by itself.
+"""One merged step of Poisson-sampled runs, each of which draws the record by itself; not under replace_one.
 
-Guarantees: the profile of N(0, s²) against the mixture, over which runs drew the record, of N(Σ_drawn λ_i η_i C_i, s²)
-(docs/theory.md, "Linear combination").
-Refuses (None): runs whose steps are not known, replace_one, and more than MOST_SAMPLED_RUNS sampled runs.
+Guarantees: the profile of N(0, s²) against the mixture, over which runs drew the record, of N(Σ_drawn λ_i η_i C_i, s²),
+s² = Σ (λ_i η_i σ_i C_i)² + τ² (docs/theory.md, "Linear combination"); `sampled_last_step` is that of each run's last
+acting step, after the joint release of all others.
+Refuses (None): runs whose steps are not known, replace_one, and more sampled runs than are worth their time.
 """
 
 from __future__ import annotations
@@ -13,16 +14,17 @@ from itertools import product
 
 import numpy as np
 
+from dpmerge.accounting.composition import compose
 from dpmerge.accounting.exposure import Adjacency, Checkpoint
 from dpmerge.accounting.gaussian import GaussianProfile
 from dpmerge.accounting.loss_distribution import LossDistributionProfile
 from dpmerge.accounting.mechanisms import DpSgd
-from dpmerge.accounting.premises import NoisyRun
+from dpmerge.accounting.premises import MOST_SAMPLED_LAST_STEPS, NoisyRun
 from dpmerge.accounting.profile import NonPrivateProfile, PrivacyProfile
 from dpmerge.accounting.step_mechanisms import HOPELESS_RATIO, MixtureStep
 
 MOST_SAMPLED_RUNS = 6
-"""Poisson runs in one merged step: their mixture has 2^n components, each further run doubles the time."""
+"""Poisson runs in one merged trajectory: their mixture has 2^n components, each further run doubles the time."""
 
 
 @dataclass(frozen=True)
@@ -34,24 +36,32 @@ class _WeightedStep:
     noise: float
 
 
-def sampled_step(support: Sequence[Checkpoint], weights: Sequence[float]) -> PrivacyProfile | None:
-    """What one merged step of these runs costs.
+def sampled_step(
+    support: Sequence[Checkpoint],
+    weights: Sequence[float],
+    release_noise: float = 0.0,
+    *,
+    most_sampled: int = MOST_SAMPLED_RUNS,
+) -> PrivacyProfile | None:
+    """What each run's last acting step costs, seen only merged.
 
     Args:
-        support: The runs merged, of which one step at most acts.
+        support: The runs merged.
         weights: Their weights, all positive.
+        release_noise: τ, added to what is merged.
+        most_sampled: How many of the runs may be sampled ones.
 
     Returns:
         The profile, or None where there is no formula.
     """
-    if not all(isinstance(c.run, NoisyRun) and c.run.adjacency is Adjacency.ADD_REMOVE for c in support):
+    if not all(isinstance(c.run, NoisyRun) and c.run.adjacency is not Adjacency.REPLACE_ONE for c in support):
         return None
     steps = list(_acting_steps(support, weights))
-    if sum(step.rate < 1 for step in steps) > MOST_SAMPLED_RUNS:
+    if sum(step.rate < 1 for step in steps) > most_sampled:
         return None
     if not steps:
         return GaussianProfile(0.0)
-    variance = 0.0
+    variance = float(release_noise) ** 2
     for step in steps:
         variance += step.noise**2
     if variance == 0:
@@ -60,6 +70,31 @@ def sampled_step(support: Sequence[Checkpoint], weights: Sequence[float]) -> Pri
     if max(outcomes) > HOPELESS_RATIO:
         return NonPrivateProfile()
     return LossDistributionProfile.of({MixtureStep(tuple(outcomes), tuple(outcomes.values())): 1})
+
+
+def sampled_last_step(
+    support: Sequence[Checkpoint], weights: Sequence[float], release_noise: float
+) -> PrivacyProfile | None:
+    """Joint release of all steps but each run's last acting one, and that one merged; premises are the caller's.
+
+    Steps of rate zero move nothing, and are counted all the same, as those after the last acting one of a full batch.
+    """
+    merged = sampled_step(support, weights, release_noise, most_sampled=MOST_SAMPLED_LAST_STEPS)
+    if merged is None:
+        return None
+    return compose([merged, *(_earlier(checkpoint) for checkpoint in support)])
+
+
+def _earlier(checkpoint: Checkpoint) -> PrivacyProfile:
+    """What a run's steps cost but for the last acting one."""
+    run = checkpoint.run
+    assert isinstance(run, NoisyRun)
+    acting = np.flatnonzero(run.moves(checkpoint.step).shift)
+    if not acting.size:
+        return run.own_profile(checkpoint.step)
+    if isinstance(run, DpSgd):
+        return run.profile_without(checkpoint.step, int(acting[-1]))
+    return GaussianProfile(0.0)  # a release of one step
 
 
 def _acting_steps(support: Sequence[Checkpoint], weights: Sequence[float]) -> Iterator[_WeightedStep]:
@@ -72,7 +107,8 @@ def _acting_steps(support: Sequence[Checkpoint], weights: Sequence[float]) -> It
         if acting.size:
             last = acting[-1]
             rate = float(run.sampling_rates[last]) if isinstance(run, DpSgd) else 1.0
-            yield _WeightedStep(weight * float(moves.shift[last]), rate, weight * float(moves.noise[last]))
+            scale = weight * run.optimizer.gradient_coefficient(first_step=bool(last == 0))
+            yield _WeightedStep(scale * float(moves.shift[last]), rate, scale * float(moves.noise[last]))
 
 
 def _outcomes(steps: Sequence[_WeightedStep], deviation: float) -> dict[float, float]:

@@ -18,7 +18,6 @@ from dpmerge.accounting.discretised_step import (
     TAIL_DEVIATIONS,
     LossPmf,
     gaussian_pmfs,
-    mixture_pmfs,
 )
 from dpmerge.accounting.validation import Array
 
@@ -92,7 +91,7 @@ class GaussianStep(Step):
 class PoissonStep(Step):
     """A Poisson-subsampled Gaussian step with sensitivity-to-noise ratio `ratio`.
 
-    add_remove: N(0, 1) against (1−q)N(0, 1) + qN(ratio, 1).
+    add_remove, zero_out: N(0, 1) against (1−q)N(0, 1) + qN(ratio, 1).
     replace_one: (1−q)N(0, 1) + qN(ratio, 1) against (1−q)N(0, 1) + qN(−ratio, 1); no Rényi curve is known to
     dp_accounting for it (its accountant ignores the relation), so there is none here.
     """
@@ -140,6 +139,9 @@ class MixtureStep(Step):
     probabilities: tuple[float, ...]
 
     def pmfs(self, interval: float) -> tuple[LossPmf, LossPmf]:
+        # Only averages of sampled runs by another theorem than joint release need it.
+        from dpmerge.accounting.discretised_mixture import mixture_pmfs
+
         return mixture_pmfs(self.shifts, self.probabilities, interval)
 
     @property

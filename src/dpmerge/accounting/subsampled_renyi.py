@@ -1,4 +1,4 @@
-"""The Rényi curve of one Poisson-subsampled Gaussian step under add_remove.
+"""The Rényi curve of one Poisson-subsampled Gaussian step under add_remove or zero_out.
 
 Guarantees: an upper bound at every order, RENYI_ERROR included.
 Refuses nothing: an order at which dp_accounting does not converge is infinite, unless a chord bounds it.

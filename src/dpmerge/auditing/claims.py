@@ -47,6 +47,7 @@ def mechanism(schedule: Schedule, smoothness: Smoothness | None = None) -> DpSgd
         adjacency=Adjacency(schedule.adjacency),
         sampling=Sampling(schedule.sampling),
         steps_per_epoch=schedule.steps_per_epoch,
+        passes=None if schedule.passes is None else [(1, steps) for steps in schedule.passes],
         clipping=Clipping.AGGREGATE if schedule.aggregate else Clipping.PER_EXAMPLE,
         optimizer=Optimizer(
             name=schedule.optimizer,

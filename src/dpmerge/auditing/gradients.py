@@ -36,7 +36,8 @@ def idle(run: Schedule) -> float:
 def chances(run: Schedule, step: int) -> Array:
     """How likely the record is in the batch of each step up to `step`.
 
-    Of shuffled batches it is in one of each epoch, and nobody says which: the worst is the one with the least noise.
+    Of shuffled batches it is in one of each pass, and nobody says which: the worst is the one with the least noise. Of
+    a last pass that was cut short in a secret order it may not have come yet.
     """
     require_step(run, step)
     if run.sampling == "poisson":
@@ -46,14 +47,16 @@ def chances(run: Schedule, step: int) -> Array:
         raise InvalidInputError(f"{run.name}.sampling_rates", least, f"1 for {run.sampling} batches")
     if run.sampling == "full_batch":
         return np.ones(step)
-    if run.adjacency != "replace_one" or run.steps_per_epoch is None:
+    if run.adjacency == "add_remove" or run.steps_per_epoch is None:
         found = "shuffled batches" + ("" if run.steps_per_epoch else " without steps_per_epoch")
         raise InvalidInputError(
-            f"{run.name}.sampling", run.sampling, "shuffled epochs under replace_one alone", found=found
+            f"{run.name}.sampling", run.sampling, "shuffled epochs under replace_one or zero_out", found=found
         )
     surely = np.zeros(step)
-    for first in range(0, step, run.steps_per_epoch):
-        surely[first + int(np.argmin(run.noise_multipliers[first : min(first + run.steps_per_epoch, step)]))] = 1.0
+    for first, end in run.passes_begun(step):
+        last = first + int(np.argmin(run.noise_multipliers[first:end]))
+        surely[last] = 1.0
+    surely[last] = run.shares.get(step, 1.0)
     return surely
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dpmerge.terms.mechanism_schema import BlockSpec, DpSgdFacts, HistoryBlock, HistoryFacts
     from dpmerge.terms.run_record import RunRecord
 
-AdjacencyName = Literal["replace_one", "add_remove"]
+AdjacencyName = Literal["replace_one", "add_remove", "zero_out"]
 
 CURVATURES = {"logistic": 1 / 4, "huber": 1.0, "squared": 1.0, "softmax": 1 / 2}
 """The largest second derivative of a record's convex loss, in units of the square of its features' norm."""
@@ -53,9 +53,9 @@ def schedule_of(statement: RunRecord, adjacency: AdjacencyName, parents: Mapping
     facts = statement.mechanism
     parent = _parent(statement, parents)
     if facts.kind == "dp_sgd":
-        return _trained(statement.run, facts, adjacency, parent)
+        return _trained(statement.run, facts, adjacency, parent, _shares(statement, facts))
     if facts.kind == "accountant_history":
-        return _remembered(statement.run, facts, adjacency, parent)
+        return _remembered(statement.run, facts, adjacency, parent, _shares(statement, facts))
     if facts.kind == "gaussian_release":
         return _once(statement.run, facts.sensitivity, facts.standard_deviation, adjacency, parent)
     if facts.kind == "gaussian_dp":
@@ -67,7 +67,13 @@ def schedule_of(statement: RunRecord, adjacency: AdjacencyName, parents: Mapping
     raise InvalidInputError(field, facts.kind, remedy, problem=problem)
 
 
-def _trained(name: str, facts: DpSgdFacts, adjacency: AdjacencyName, parent: tuple[Schedule, int] | None) -> Schedule:
+def _trained(
+    name: str,
+    facts: DpSgdFacts,
+    adjacency: AdjacencyName,
+    parent: tuple[Schedule, int] | None,
+    shares: Mapping[int, float],
+) -> Schedule:
     optimizer = facts.optimizer
     rates = np.concatenate([np.broadcast_to(block.learning_rate, block.steps) for block in facts.blocks])
     return Schedule(
@@ -79,6 +85,8 @@ def _trained(name: str, facts: DpSgdFacts, adjacency: AdjacencyName, parent: tup
         adjacency=adjacency,
         sampling=_sampling(name, facts, adjacency),
         steps_per_epoch=facts.steps_per_epoch,
+        passes=_passes(facts),
+        shares=shares,
         aggregate=facts.clipping == "aggregate",
         optimizer=optimizer.name.lower(),
         momentum=optimizer.momentum or 0.0,
@@ -92,7 +100,11 @@ def _trained(name: str, facts: DpSgdFacts, adjacency: AdjacencyName, parent: tup
 
 
 def _remembered(
-    name: str, facts: HistoryFacts, adjacency: AdjacencyName, parent: tuple[Schedule, int] | None
+    name: str,
+    facts: HistoryFacts,
+    adjacency: AdjacencyName,
+    parent: tuple[Schedule, int] | None,
+    shares: Mapping[int, float],
 ) -> Schedule:
     """Rates and clip norms are not known, nor are they needed by somebody who sees the noisy gradients themselves."""
     steps = sum(block.steps for block in facts.blocks)
@@ -105,10 +117,25 @@ def _remembered(
         adjacency=adjacency,
         sampling=_sampling(name, facts, adjacency),
         steps_per_epoch=facts.steps_per_epoch,
+        passes=_passes(facts),
+        shares=shares,
         aggregate=facts.clipping == "aggregate",
         optimizer="unknown",
         parent=parent,
     )
+
+
+def _passes(facts: DpSgdFacts | HistoryFacts) -> tuple[int, ...] | None:
+    return None if facts.passes is None else tuple(b.steps for b in facts.passes for _ in range(b.passes))
+
+
+def _shares(statement: RunRecord, facts: DpSgdFacts | HistoryFacts) -> dict[int, float]:
+    """How likely the record is in what was seen of a last pass, where nobody knows the order or chose when to stop."""
+    if facts.order is None or facts.steps_per_epoch is None or facts.passes is not None or not statement.stop_fixed:
+        return {}
+    within = {step: step % facts.steps_per_epoch for step in facts.order.fixed_steps}
+    batch, records = facts.order.batch_size, facts.order.records
+    return {step: min(1.0, taken * batch / records) for step, taken in within.items() if taken}
 
 
 def _once(
@@ -165,9 +192,11 @@ def _sampling(
         field = f"{name}.mechanism.sampling"
         problem = f"{field}: nobody says how batches were drawn"
         raise InvalidInputError(field, facts.sampling, _STATE_IT, problem=problem)
-    if adjacency == "add_remove" and not facts.public_divisor:
+    sampled = any(block.sampling_rate < 1 for block in facts.blocks)
+    if not facts.public_divisor and (adjacency == "add_remove" or sampled):
         field = f"{name}.mechanism.public_divisor"
-        problem = f"{field}: under add_remove a record changes a divisor that is not public, and with it the noise"
+        why = f"under {adjacency} a record" if adjacency == "add_remove" else "whether a record was drawn"
+        problem = f"{field}: {why} changes a divisor that is not public, and with it the noise"
         raise InvalidInputError(field, False, "train with a divisor that is public", problem=problem)
     return facts.sampling
 

@@ -6,8 +6,8 @@ Refuses: records of which only a guarantee is known, for there is nothing to sim
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -29,9 +29,11 @@ class Schedule:
     clip_norms: Array
     noise_multipliers: Array
     sampling_rates: Array
-    adjacency: Literal["replace_one", "add_remove"]
+    adjacency: Literal["replace_one", "add_remove", "zero_out"]
     sampling: Literal["full_batch", "poisson", "shuffled"] = "full_batch"
     steps_per_epoch: int | None = None
+    passes: tuple[int, ...] | None = None  # of shuffled batches: the steps of each pass, where some were cut short
+    shares: Mapping[int, float] = field(default_factory=dict)  # stopping there, how likely its last pass had the record
     aggregate: bool = False
     optimizer: str = "sgd"
     momentum: float = 0.0
@@ -53,6 +55,13 @@ class Schedule:
     def steps(self) -> int:
         return len(self.rates)
 
+    def passes_begun(self, step: int) -> list[tuple[int, int]]:
+        """Of shuffled batches: first step and end of each pass begun before a step."""
+        assert self.steps_per_epoch is not None, "only shuffled batches have passes"
+        whole = -(-self.steps // self.steps_per_epoch)
+        ends = np.cumsum(self.passes or (self.steps_per_epoch,) * whole).tolist()
+        return [(first, min(end, step)) for first, end in zip([0, *ends], ends, strict=False) if first < step]
+
     @classmethod
     def of(
         cls,
@@ -60,7 +69,7 @@ class Schedule:
         *,
         steps: int,
         noise_multiplier: float | Sequence[float],
-        adjacency: Literal["replace_one", "add_remove"],
+        adjacency: Literal["replace_one", "add_remove", "zero_out"],
         clip_norm: float = 1.0,
         rates: float | Sequence[float] = 1.0,
         sampling_rate: float = 1.0,

@@ -52,7 +52,8 @@ def revealed(parts: Sequence[Part], release_noise: float) -> Attack:
     last: list[Part] = []
     for run, step, weight in parts:
         require_sgd(run)
-        require_full_batch(run)
+        if run.sampling == "shuffled":
+            raise InvalidInputError(f"{run.name}.sampling", run.sampling, "full_batch or poisson")
         acting = np.flatnonzero(run.rates[:step])
         if acting.size:
             place = int(acting[-1])

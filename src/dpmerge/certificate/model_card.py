@@ -18,6 +18,7 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _ADJACENCY = {
     "replace_one": "changing the data of one {unit} for any other",
     "add_remove": "adding or removing the data of one {unit}",
+    "zero_out": "leaving the data of one {unit} empty, the number of records being public",
 }
 _CHOSEN = {
     "data_independent": "without looking at any model, so the choice costs nothing",

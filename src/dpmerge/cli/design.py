@@ -25,7 +25,8 @@ def design(
         int | None, typer.Option(help="Checkpoints kept of every run, between half of training and its end.")
     ] = None,
     adjacency: Annotated[
-        str, typer.Option(help="What neighbouring data sets are: `replace_one` or `add_remove` of one record.")
+        str,
+        typer.Option(help="What neighbouring data sets are: `replace_one`, `add_remove` or `zero_out` of one record."),
     ] = "replace_one",
     as_json: AsJson = False,
 ) -> None:

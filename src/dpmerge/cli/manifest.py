@@ -89,15 +89,20 @@ def import_opacus(
     dataset: Annotated[
         str | None, typer.Option(help="A name for the private data, yours; never a digest of it.")
     ] = None,
-    adjacency: Annotated[str, typer.Option(help="`replace_one` or `add_remove`.")] = "add_remove",
+    adjacency: Annotated[str, typer.Option(help="`replace_one`, `add_remove` or `zero_out`.")] = "add_remove",
     unit: Annotated[str, typer.Option(help="Whose privacy one record is.")] = "record",
-    size: Annotated[int | None, typer.Option(help="The public number of records (under replace_one).")] = None,
+    size: Annotated[
+        int | None, typer.Option(help="The public number of records (under replace_one and zero_out).")
+    ] = None,
     sampling: Annotated[
         str, typer.Option(help="`full_batch`, `poisson`, `shuffled` or `unknown`: how batches were really drawn.")
     ] = "unknown",
     steps_per_epoch: Annotated[int | None, typer.Option(help="For shuffled batches.")] = None,
     public_divisor: Annotated[
-        bool, typer.Option("--public-divisor", help="The expected batch size was fixed without looking at the data.")
+        bool,
+        typer.Option(
+            "--public-divisor", help="Under add_remove: the expected batch size was fixed without looking at the data."
+        ),
     ] = False,
     noise_source: Annotated[str, typer.Option(help="`os_entropy`, `seeded` or `unknown`.")] = "unknown",
     noise_seed: Annotated[int | None, typer.Option(help="The seed, if the noise was seeded.")] = None,

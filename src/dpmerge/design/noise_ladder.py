@@ -56,8 +56,7 @@ class Budgets:
     @property
     def whole_cost(self) -> float:
         """μ² of a run with noise multiplier 1."""
-        sensitivity = 2 if self.adjacency is Adjacency.REPLACE_ONE else 1
-        return float(self.steps * sensitivity**2)
+        return float(self.steps * self.adjacency.sensitivity**2)
 
     def reach(self, noise: Sequence[float]) -> ReachableSums:
         """What averages of these runs can cost."""

@@ -118,10 +118,10 @@ def _epsilon(state: ScopeState, delta: float) -> tuple[float | None, str | None]
         profiles = [state.prices.joint(state.high_water)]
         for release_id in state.finals:
             release = state.releases[release_id]
-            bound = release.terms.bounds[release.body["index"]]
-            if bound.profile is None:
+            counted = release.terms.counted_profile(release.body["index"])
+            if counted is None:
                 raise NoGuaranteeError(f"release {release_id}: its theorem gives no number")
-            profiles.append(bound.profile)
+            profiles.append(counted)
         training = compose(profiles).epsilon(delta)
     except NoGuaranteeError as reason:
         return None, str(reason)

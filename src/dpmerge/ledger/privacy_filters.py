@@ -53,7 +53,7 @@ class Proposal:
         terms = self.terms
         if not (self.final and terms.is_final and terms.charged and terms.proved):
             return None
-        profiles = [bound.profile for bound in terms.bounds]
+        profiles = [terms.counted_profile(place) for place in range(len(terms.candidates))]
         return None if any(profile is None for profile in profiles) else tuple(p for p in profiles if p is not None)
 
 

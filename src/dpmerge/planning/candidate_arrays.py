@@ -134,7 +134,7 @@ def some_of(batch: CandidateBatch, indices: npt.NDArray[np.intp]) -> CandidateBa
 
 def single_checkpoints(usable: UsableCheckpoints) -> CandidateBatch:
     """Every checkpoint by itself: what random selection draws from."""
-    profiles = tuple(checkpoint.profile for checkpoint in usable.checkpoints)
+    profiles = tuple(checkpoint.released_alone for checkpoint in usable.checkpoints)
     return CandidateBatch(usable.checkpoints, np.eye(len(profiles)), "joint_release", _common_mus(profiles), profiles)
 
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
+from dpmerge.accounting.exposure import AdjacencyName
 from dpmerge.errors import InvalidInputError
 from dpmerge.files import read_bytes
 from dpmerge.planning.plan import SCHEMA, Plan
@@ -21,7 +22,7 @@ from dpmerge.terms.checkpoint_reference import CheckpointReference
 from dpmerge.terms.documents import NonNegative, Strict, Text, made, schema_of, strict_json, validated
 from dpmerge.terms.guarantee import Guarantee
 from dpmerge.terms.release_terms import ReleaseTerms
-from dpmerge.terms.run_record import RunId
+from dpmerge.terms.run_record import ADJACENCY, RunId
 from dpmerge.terms.theorems import Theorem
 
 _DERIVED = "computed again when the plan is read"
@@ -87,7 +88,7 @@ class PlanFile(Strict):
     target: PlannedTarget = Field(description="an object with epsilon and delta")
     dataset: Text = Field(description="text: the data's name")
     unit: Text = Field(description="text: whose privacy is protected")
-    adjacency: Literal["replace_one", "add_remove"] = Field(description='"replace_one" or "add_remove"')
+    adjacency: AdjacencyName = Field(description=ADJACENCY)
     accounting: Literal["pld", "rdp"] = Field(description='"pld" or "rdp"')
     asked: dict[Text, Text] = Field(default_factory=dict, description="an object: the method and theorem asked for")
     method: Text = Field(default="stated", description="text: the method that found it")

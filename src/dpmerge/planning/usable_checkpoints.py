@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from dpmerge.accounting.exposure import Checkpoint
+from dpmerge.accounting.exposure import Checkpoint, Exposure
 from dpmerge.accounting.gaussian import GaussianProfile, largest_mu
 from dpmerge.accounting.profile import PrivacyProfile
 from dpmerge.errors import DeltaOutOfReachError, InvalidInputError, NoGuaranteeError
@@ -33,7 +33,7 @@ class UsableCheckpoint:
     run: Run
     saved: SavedCheckpoint
     prefix: Checkpoint  # what its release exposes: the run up to this step
-    profile: PrivacyProfile
+    profile: PrivacyProfile  # with passes over shuffled data counted whole: what averages are made of
     epsilon: float
     noise: NoisePrediction | None
     share_of_run: float  # of the sum of its run's rates; 1 where nothing is recorded of it
@@ -46,6 +46,12 @@ class UsableCheckpoint:
     def is_independent(self) -> bool:
         """Whether its noise, and that of what it started from, is known to be no other run's."""
         return all(c.run.independent_noise for c in (self.prefix, *self.prefix.ancestors))
+
+    @cached_property
+    def released_alone(self) -> PrivacyProfile:
+        """What it costs if it is all that is released: of a pass cut short only the share that was seen."""
+        exposure = Exposure.of([self.prefix])
+        return exposure.fixed_steps_profile() if exposure.seen_in_part else self.profile
 
     @property
     def is_gaussian(self) -> bool:

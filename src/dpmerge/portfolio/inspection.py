@@ -22,6 +22,7 @@ from dpmerge.accounting.mechanisms import DpSgd
 from dpmerge.accounting.one_shot_mechanisms import AccountantHistory
 from dpmerge.accounting.premises import Premise
 from dpmerge.accounting.rounding import format_up
+from dpmerge.accounting.training_settings import Sampling
 from dpmerge.console import PlainConsole
 from dpmerge.errors import InvalidInputError, NoGuaranteeError
 from dpmerge.portfolio.portfolio import Portfolio
@@ -227,7 +228,8 @@ def checkpoint_costs(run: Run, delta: float) -> list[Cost]:
     """ε at each checkpoint: of a sampled run all prefixes at once."""
     steps = [saved.step for saved in run.checkpoints]
     sampled = run.mechanism.costs if isinstance(run.mechanism, AccountantHistory) else run.mechanism
-    if isinstance(sampled, DpSgd) and not sampled.is_full_batch and steps:
+    shuffled = isinstance(sampled, DpSgd) and sampled.sampling is Sampling.SHUFFLED
+    if isinstance(sampled, DpSgd) and not sampled.is_full_batch and not shuffled and steps:
         try:
             return [Cost(float(epsilon)) for epsilon in sampled.prefix_epsilons(delta, steps)]
         except NoGuaranteeError as reason:
@@ -238,7 +240,7 @@ def checkpoint_costs(run: Run, delta: float) -> list[Cost]:
 def cost_of(checkpoints: Sequence[Checkpoint], delta: float) -> Cost:
     """What looking at these checkpoints costs, or why nobody knows."""
     try:
-        profile = Exposure.of(checkpoints).profile()
+        profile = Exposure.of(checkpoints).fixed_steps_profile()
         return Cost(profile.epsilon(delta), profile.mu if isinstance(profile, GaussianProfile) else None)
     except NoGuaranteeError as reason:
         return Cost(None, reason=str(reason))

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from dpmerge.accounting.exposure import Adjacency, Checkpoint, Mechanism
+from dpmerge.accounting.exposure import Adjacency, AdjacencyName, Checkpoint, Mechanism
 from dpmerge.accounting.gaussian import GaussianProfile
 from dpmerge.accounting.one_shot_mechanisms import GaussianDp, GaussianRelease, OneShot
 from dpmerge.errors import InvalidInputError, ManifestError, PortfolioError
@@ -37,8 +37,9 @@ from dpmerge.portfolio.manifest_parts import (
 from dpmerge.portfolio.run_files import require_plain_path, write_atomically
 from dpmerge.portfolio.samples import StartSample
 from dpmerge.terms.documents import Strict, Text, require_seen, schema_of, strict_json, validated
-from dpmerge.terms.mechanism_schema import MECHANISM_KINDS, DpSgdFacts, MechanismFacts
+from dpmerge.terms.mechanism_schema import MECHANISM_KINDS, DpSgdFacts, HistoryFacts, MechanismFacts
 from dpmerge.terms.run_record import (
+    ADJACENCY,
     RECORD_LOSSES,
     RUN_ID,
     SCHEDULE,
@@ -80,7 +81,7 @@ class Manifest(Strict):
     run: RunId = Field(description=RUN_ID)
     dataset: Dataset = Field(description="an object with an id")
     unit: Text = Field(description='text: whose privacy is protected, such as "record"')
-    adjacency: Literal["replace_one", "add_remove"] = Field(description='"replace_one" or "add_remove"')
+    adjacency: AdjacencyName = Field(description=ADJACENCY)
     mechanism: MechanismFacts = Field(description="an object whose kind is one of " + ", ".join(MECHANISM_KINDS))
     noise: NoiseRecord = Field(description="an object with a source")
     ancestry: Ancestry = Field(description="an object with a start")
@@ -123,14 +124,24 @@ class Manifest(Strict):
 
     def _require_sizes(self) -> None:
         size = self.dataset.size
-        if size is not None and self.adjacency == "add_remove":
-            accepted = "left out under add_remove, which makes the number of records private"
+        if size is not None and not Adjacency(self.adjacency).size_is_public:
+            accepted = f"left out under {self.adjacency}, which makes the number of records private"
             raise InvalidInputError("dataset.size", size, accepted)
         smoothness = self.mechanism.smoothness if isinstance(self.mechanism, DpSgdFacts) else None
         records = smoothness.records if smoothness is not None else None
         if records is not None and size is not None and records < size:
             accepted = f"an integer ≥ {size}, the size of the data set"
             raise InvalidInputError("mechanism.smoothness.records", records, accepted)
+
+        order = self.mechanism.order if isinstance(self.mechanism, DpSgdFacts | HistoryFacts) else None
+        if order is not None and size is not None and order.records != size:
+            raise InvalidInputError("mechanism.order.records", order.records, f"{size}, the size of the data set")
+        if order is not None and self.recorded_by.how != "recorder":
+            accepted = "left out: only the recorder sees to it that nobody knows the order"
+            raise InvalidInputError("mechanism.order", order.secret, accepted)
+        if order is not None and self.noise.source == "seeded":
+            accepted = "left out where the noise was seeded: the order then is known as well"
+            raise InvalidInputError("mechanism.order", order.secret, accepted)
 
     def _require_whole_epochs(self) -> None:
         """An epoch has as many steps as batches fit into the data, at most."""

@@ -24,7 +24,8 @@ class Dataset(Strict):
 
     id: Text = Field(description="an opaque name chosen by the data's owner; never a digest of the data")
     size: Annotated[int, Field(ge=1, le=10**18)] | None = Field(
-        default=None, description="an integer from 1 to 10¹⁸, under replace_one only (under add_remove it is private)"
+        default=None,
+        description="an integer from 1 to 10¹⁸, under replace_one and zero_out (under add_remove it is private)",
     )
 
     @model_validator(mode="after")

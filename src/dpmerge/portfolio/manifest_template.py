@@ -84,7 +84,10 @@ _BEFORE = {
     "dataset.id": ("which private data", "adult-2026"),
     "dataset.size": ("", "100"),
     "unit": ("", "record"),
-    "adjacency": ("which data sets are neighbours: one record exchanged, or one added or removed", "replace_one"),
+    "adjacency": (
+        "which data sets are neighbours: one record exchanged, added or removed, or left empty (docs/adjacency.md)",
+        "replace_one",
+    ),
     "mechanism.kind": ("", ""),
 }
 _TRAINED = {

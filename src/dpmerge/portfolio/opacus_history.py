@@ -56,12 +56,12 @@ def import_opacus(
         out: Where to write: a file that does not exist yet, or its folder.
         run: A name for the run.
         dataset: A name for the private data; never a digest of it.
-        adjacency: `replace_one` or `add_remove`.
+        adjacency: `replace_one`, `add_remove` or `zero_out`.
         unit: Whose privacy one record is.
-        size: The public number of records (under replace_one).
+        size: The public number of records (under replace_one and zero_out).
         sampling: How batches were really drawn: `full_batch`, `poisson`, `shuffled` or `unknown`.
         steps_per_epoch: For shuffled batches.
-        public_divisor: Whether the expected batch size was fixed without looking at the data.
+        public_divisor: Under add_remove: whether the expected batch size was fixed without looking at the data.
         noise_source: `os_entropy`, `seeded` or `unknown`.
         noise_seed: The seed, if the noise was seeded.
         start: `random`, `public`, `private` or `unknown`.
@@ -100,7 +100,7 @@ def import_opacus(
         read_history(Path(file)),
         sampling=sampling,
         steps_per_epoch=steps_per_epoch,
-        public_divisor=public_divisor or adjacency == "replace_one",
+        public_divisor=public_divisor or adjacency != "add_remove",
     )
     stream = secrets.token_hex(16) if noise_source == "os_entropy" else None
     content = {

@@ -9,7 +9,8 @@ Refuses: facts that contradict one another, each by its field.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -29,6 +30,9 @@ from dpmerge.terms.one_shot_schema import (
     Setting,
 )
 
+if TYPE_CHECKING:
+    from dpmerge.accounting.shuffled_passes import SecretOrder
+
 SamplingName = Annotated[
     Literal["full_batch", "poisson", "shuffled", "unknown"],
     Field(description='"full_batch", "poisson", "shuffled" or "unknown"'),
@@ -37,6 +41,46 @@ StepsPerEpoch = Annotated[
     Annotated[int, Field(ge=1)] | None, Field(description="an integer ≥ 1, for shuffled batches only")
 ]
 ClippingName = Annotated[Literal["per_example", "aggregate"], Field(description='"per_example" or "aggregate"')]
+
+PUBLIC_DIVISOR = (
+    "a constant fixed without looking at the data? (One computed from the number of records alone is, under "
+    "replace_one and zero_out; the realised size of a Poisson batch never is.)"
+)
+
+
+class PassBlock(Strict):
+    """Consecutive passes over shuffled data that took equally many steps."""
+
+    passes: int = Field(ge=1, description="an integer ≥ 1: how many passes")
+    steps: int = Field(ge=1, description="an integer ≥ 1, at most steps_per_epoch: the steps of each")
+
+
+class OrderFacts(Strict):
+    """An order of the records that nobody knows, drawn anew for each pass (docs/theory.md, "One run")."""
+
+    secret: Literal[True] = Field(description="true: the recorder gave the sampler a generator of the system's")
+    records: int = Field(ge=1, description="an integer ≥ 1: the records that are shuffled")
+    batch_size: int = Field(ge=1, description="an integer ≥ 1: of every batch but the last of a pass")
+    fixed_steps: list[Annotated[int, Field(ge=1)]] = Field(
+        description="a list of steps in increasing order: checkpoints, and the end, that were fixed before the first"
+    )
+
+    def order(self, *, granted: bool) -> SecretOrder:
+        """As the mathematics sees it; where stopping was not fixed, no step was."""
+        from dpmerge.accounting.shuffled_passes import SecretOrder  # few runs need it
+
+        stated = SecretOrder(records=self.records, batch_size=self.batch_size, fixed_steps=self.fixed_steps)
+        return stated if granted else replace(stated, fixed_steps=())
+
+
+PassBlocks = Annotated[
+    list[PassBlock] | None,
+    Field(description="a list of objects with passes and steps, for shuffled batches: how long each pass begun was"),
+]
+Order = Annotated[
+    OrderFacts | None,
+    Field(description="an object with records and batch_size, for shuffled batches of a secret order"),
+]
 
 
 class BlockSpec(Strict):
@@ -114,6 +158,8 @@ class DpSgdFacts(Strict):
     blocks: list[BlockSpec] = Field(min_length=1, description="a non-empty list of blocks of steps")
     sampling: SamplingName
     steps_per_epoch: StepsPerEpoch = None
+    passes: PassBlocks = None
+    order: Order = None
     clipping: ClippingName
     flat_clipping: bool = Field(description="true (one norm over all trained tensors) or false (one for each layer)")
     optimizer: OptimizerFacts = Field(description="an object with at least a name")
@@ -121,9 +167,7 @@ class DpSgdFacts(Strict):
     expected_batch_size: Positive | None = Field(
         default=None, description="a finite number > 0: what a mean divides the sum by; left out for a sum"
     )
-    public_divisor: bool = Field(
-        description="true or false: is that divisor a constant fixed without looking at the data?"
-    )
+    public_divisor: bool = Field(description=f"true or false: is that divisor {PUBLIC_DIVISOR}")
     smoothness: SmoothnessFacts | None = Field(default=None, description="an object with a kind and who vouches")
     affine_map: AffineMap | None = Field(default=None, description="an object with an id and who vouches")
 
@@ -142,12 +186,7 @@ class DpSgdFacts(Strict):
     def mechanism(self, setting: Setting) -> Mechanism:
         blocks = step_blocks(self.blocks)
         length = sum(block.steps for block in blocks)
-        reasons = [_no_accounting(self.sampling, setting.adjacency)]
-        if setting.adjacency is Adjacency.ADD_REMOVE and not self.public_divisor:
-            reasons.append(
-                "under add_remove the sum of gradients must be divided by a constant fixed without the data, and "
-                "public_divisor is false"
-            )
+        reasons = [_no_accounting(self.sampling, setting.adjacency), self._private_divisor(setting.adjacency)]
         if reason := "; ".join(filter(None, reasons)):
             return setting.unaccounted(length, reason)
         return DpSgd(
@@ -155,6 +194,8 @@ class DpSgdFacts(Strict):
             adjacency=setting.adjacency,
             sampling=Sampling(self.sampling),
             steps_per_epoch=self.steps_per_epoch,
+            passes=None if self.passes is None else [(block.passes, block.steps) for block in self.passes],
+            order=None if self.order is None else self.order.order(granted=setting.stop_fixed),
             clipping=Clipping(self.clipping),
             flat_clipping=self.flat_clipping,
             optimizer=self.optimizer.optimizer(),
@@ -164,6 +205,24 @@ class DpSgdFacts(Strict):
             label=setting.label,
             vouched_by=setting.vouched_by,
         )
+
+    def _private_divisor(self, adjacency: Adjacency) -> str | None:
+        """Why a divisor that is not public leaves no number; None where there is one, or none is needed."""
+        if self.public_divisor:
+            return None
+        if not adjacency.size_is_public:
+            return (
+                f"under {adjacency} the sum of gradients must be divided by a constant fixed without the data, and "
+                "public_divisor is false"
+            )
+        if any(block.sampling_rate < 1 for block in self.blocks):
+            # The realised size tells whether the record was drawn: nothing is left of amplification.
+            return (
+                "Poisson-sampled gradients must not be divided by the realised size of each batch, and public_divisor "
+                f"is false; state true for a constant or, under {adjacency}, for what is computed from the number of "
+                "records alone"
+            )
+        return None
 
     def _smoothness(self) -> Smoothness | None:
         if self.smoothness is None:
@@ -194,10 +253,10 @@ class HistoryFacts(Strict):
     blocks: list[HistoryBlock] = Field(min_length=1, description="a non-empty list of blocks of steps")
     sampling: SamplingName
     steps_per_epoch: StepsPerEpoch = None
+    passes: PassBlocks = None
+    order: Order = None
     clipping: ClippingName
-    public_divisor: bool = Field(
-        description="true or false: is the divisor of the gradients' sum a constant fixed without looking at the data?"
-    )
+    public_divisor: bool = Field(description=f"true or false: is the divisor of the gradients' sum {PUBLIC_DIVISOR}")
 
     def mechanism(self, setting: Setting) -> Mechanism:
         """The clip norm and rate of a step do not enter its cost, and nothing else may be made of them."""
@@ -206,6 +265,8 @@ class HistoryFacts(Strict):
             blocks=[BlockSpec(clip_norm=1.0, learning_rate=1.0, **block.model_dump()) for block in self.blocks],
             sampling=self.sampling,
             steps_per_epoch=self.steps_per_epoch,
+            passes=self.passes,
+            order=self.order,
             clipping=self.clipping,
             flat_clipping=False,
             optimizer=OptimizerFacts(name="unknown"),
@@ -234,8 +295,8 @@ MECHANISM_KINDS = (
 def _no_accounting(sampling: str, adjacency: Adjacency) -> str | None:
     if sampling == "unknown":
         return 'how its batches were drawn is not recorded (sampling: "unknown")'
-    if sampling == "shuffled" and adjacency is Adjacency.ADD_REMOVE:
-        return "shuffled batches have no proved accounting under add_remove"
+    if sampling == "shuffled" and not adjacency.size_is_public:
+        return f"shuffled batches have no proved accounting under {adjacency}"
     return None
 
 

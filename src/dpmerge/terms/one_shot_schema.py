@@ -33,6 +33,8 @@ class Setting:
     vouched_by: str
     independent_noise: bool
     ancestry: Checkpoint | None
+    stop_fixed: bool = False
+    """Whether the recorder saw the run end as it had been settled before the first step, with noise of the system's."""
 
     def unaccounted(self, length: int, reason: str) -> Unaccounted:
         return Unaccounted(

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from dpmerge.accounting.combination import Bound, LinearCombination
-from dpmerge.accounting.exposure import Adjacency, Checkpoint, Exposure, Mechanism
+from dpmerge.accounting.exposure import Adjacency, AdjacencyName, Checkpoint, Exposure, Mechanism
 from dpmerge.accounting.gaussian import GaussianProfile
 from dpmerge.accounting.premises import Premise, independent_draw, of_all
 from dpmerge.accounting.profile import PrivacyProfile
@@ -27,7 +27,7 @@ from dpmerge.terms.candidate_terms import CandidateTerms, Choice, Validation
 from dpmerge.terms.caveats import Caveat, release_caveats, run_caveats
 from dpmerge.terms.checkpoint_reference import CheckpointReference
 from dpmerge.terms.documents import Strict, Text, validated
-from dpmerge.terms.run_record import RunRecord, own_losses, public_files, shared_map_voucher
+from dpmerge.terms.run_record import ADJACENCY, RunRecord, own_losses, public_files, shared_map_voucher
 from dpmerge.terms.theorems import Theorem
 
 UNITS = 2**53
@@ -42,7 +42,7 @@ class ReleaseTerms(Strict):
 
     dataset: Text = Field(description="text: the data's name")
     unit: Text = Field(description="text: whose privacy is protected")
-    adjacency: Literal["replace_one", "add_remove"] = Field(description='"replace_one" or "add_remove"')
+    adjacency: AdjacencyName = Field(description=ADJACENCY)
     accounting: Literal["pld", "rdp"] = Field(description='"pld" or "rdp"')
     runs: list[RunRecord] = Field(min_length=1, description="a non-empty list of runs as their manifests state them")
     candidates: list[CandidateTerms] = Field(min_length=1, description="a non-empty list of candidates")
@@ -126,6 +126,16 @@ class ReleaseTerms(Strict):
     @cached_property
     def bounds(self) -> tuple[Bound, ...]:
         return tuple(self.bound(candidate) for candidate in self.candidates)
+
+    def counted_profile(self, place: int) -> PrivacyProfile | None:
+        """What a ledger counts for a candidate: its bound, but with every pass over shuffled data counted whole.
+
+        Filters add costs up while releases are chosen by what was seen; a share of a pass is for fixed steps alone.
+        """
+        bound, candidate = self.bounds[place], self.candidates[place]
+        if bound.profile is None or candidate.is_final:
+            return bound.profile
+        return self.exposure(candidate).profile()
 
     @cached_property
     def profile(self) -> PrivacyProfile:

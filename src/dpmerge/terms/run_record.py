@@ -35,6 +35,7 @@ NoiseSource = Literal["os_entropy", "seeded", "unknown"]
 Tuning = Literal["none", "public", "charged", "unknown"]
 Decided = Literal["fixed", "public", "private", "unknown"]
 """By what something was decided in training: beforehand, by public data, by private data without noise."""
+ADJACENCY = '"replace_one", "add_remove" or "zero_out"'
 RecordLosses = Literal["checked", "vouched", "unknown"]
 STOPPING = '"fixed", "public", "private" or "unknown": by what it was decided when to stop'
 SCHEDULE = '"fixed", "public", "private" or "unknown": by what rates, clip norms and noise changed'
@@ -113,6 +114,15 @@ class RunRecord(Strict):
         how = {"recorder": "recorded in training", "hand": "written by hand", "opacus_history": "from Opacus' history"}
         return f"{self.run} ({how[self.recorded_by.how]}{by})"
 
+    @property
+    def stop_fixed(self) -> bool:
+        """Whether the run stopped where it was settled beforehand, as far as the recorder can tell.
+
+        Stopping by public data is not enough: that looks at the weights, which depend on the order of the records.
+        """
+        recorded = self.recorded_by.how == "recorder" and self.noise.source == "os_entropy"
+        return recorded and self.finished and self.stopping == "fixed"
+
     def mechanism_from(self, adjacency: Adjacency, parent: Checkpoint | None) -> Mechanism:
         """The run as the mathematics sees it, started from `parent` where that was private; without it, no number."""
         setting = Setting(
@@ -121,6 +131,7 @@ class RunRecord(Strict):
             vouched_by=self.voice,
             independent_noise=self.noise.source != "unknown",
             ancestry=parent,
+            stop_fixed=self.stop_fixed,
         )
         mechanism = self.mechanism.mechanism(setting)
         reasons = [mechanism.reason] if isinstance(mechanism, Unaccounted) else []

@@ -13,7 +13,7 @@ from dpmerge.training.feature_bounds import BoundFeatures, bound_features
 from dpmerge.training.per_record_losses import per_record_loss
 from dpmerge.training.recorder import Recorder
 from dpmerge.training.recording import record, start
-from dpmerge.training.user_warnings import InsecureNoiseWarning, UnknownLossesWarning
+from dpmerge.training.user_warnings import InsecureNoiseWarning, OtherAccountingWarning, UnknownLossesWarning
 
 del opacus, safetensors, torch
 
@@ -21,6 +21,7 @@ __all__ = [
     "Ancestry",
     "BoundFeatures",
     "InsecureNoiseWarning",
+    "OtherAccountingWarning",
     "Recorder",
     "RecordingError",
     "UnknownLossesWarning",

@@ -1,7 +1,8 @@
 """How a loader draws its batches: read from its sampler, and the same from the first step to the last.
 
 Guarantees: Poisson only where Opacus' sampler draws from the whole data set, full batch only where every record is in
-every batch; Poisson's generator is where the last draw left it, and its rate is as torch's random numbers make it.
+every batch; Poisson's generator is where the last draw left it, and its rate is as torch's random numbers make it. An
+order is called secret only while torch's own sampler shuffles all records by the generator that it was given here.
 Refuses: samplers that may draw a record twice, a rate or a generator that is changed in the course of the run, draws
 that somebody could predict.
 """
@@ -10,17 +11,19 @@ from __future__ import annotations
 
 import math
 import zlib
-from functools import cached_property
+from collections.abc import Callable, Iterator
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import torch
 from opacus.utils.batch_memory_manager import BatchSplittingSampler
-from opacus.utils.uniform_sampler import UniformWithReplacementSampler
+from opacus.utils.uniform_sampler import DistributedUniformWithReplacementSampler, UniformWithReplacementSampler
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
 from dpmerge.accounting.training_settings import Sampling
 from dpmerge.errors import RecordingError
+from dpmerge.training.distributed_sampling import draws, require_shared
 
 OBSERVED = "_dpmerge_observed"
 """The mark of a sampler whose draws are being recorded."""
@@ -36,12 +39,21 @@ def batch_sampler_of(loader: DataLoader[Any]) -> Any:
     return sampler
 
 
-def sampling_of(sampler: Any, records: int) -> tuple[Sampling, int | None]:
+def drawing_of(sampler: Any) -> Callable[[Any], Iterator[Any]]:
+    """How a sampler draws the batches of a pass: as its class does, but for one that drops empty batches."""
+    drops = type(sampler) is DistributedUniformWithReplacementSampler
+    return draws if drops else type(sampler).__iter__
+
+
+def sampling_of(sampler: Any, records: int, processes: tuple[int, int] | None) -> tuple[Sampling, int | None]:
     """How batches are drawn from so many records, and of shuffled ones how many an epoch has."""
     if hasattr(sampler, OBSERVED):
         raise RecordingError(
             "data_loader: this loader is being recorded already; leave the first record() block before the next begins"
         )
+    if processes is not None:
+        require_shared(sampler, records, rank=processes[0], world=processes[1])
+        return (Sampling.FULL_BATCH if sampler.sample_rate >= 1 else Sampling.POISSON), None
     if type(sampler) is UniformWithReplacementSampler and sampler.num_samples == records:
         return (Sampling.FULL_BATCH if sampler.sample_rate >= 1 else Sampling.POISSON), None
     inner: Any = sampler.sampler if type(sampler) is BatchSampler else None
@@ -60,12 +72,14 @@ def sampling_of(sampler: Any, records: int) -> tuple[Sampling, int | None]:
 class SamplerCheck:
     """The sampler of a run, and what must not change about it."""
 
-    def __init__(self, sampler: Any, records: int) -> None:
+    def __init__(self, sampler: Any, records: int, processes: tuple[int, int] | None = None) -> None:
         self._sampler = sampler
-        self.sampling, self.batches_per_epoch = sampling_of(sampler, records)
+        self.sampling, self.batches_per_epoch = sampling_of(sampler, records, processes)
         self._rate = float(sampler.sample_rate) if self.sampling is Sampling.POISSON else 1.0
         self._generator: torch.Generator | None = getattr(sampler, "generator", None)
         self._state: int | None = None
+        self._records = records
+        self._secret = False
 
     @cached_property
     def rate(self) -> float:
@@ -83,16 +97,34 @@ class SamplerCheck:
         self.drew()
         return before  # type: ignore[no-any-return]
 
+    def shuffle_by(self, generator: torch.Generator) -> Callable[[], None]:
+        """Shuffle by this generator from now on, where torch's own sampler shuffles all records; what puts it back."""
+        inner = getattr(self._sampler, "sampler", None)
+        if self.sampling is not Sampling.SHUFFLED or type(inner) is not RandomSampler or len(inner) != self._records:
+            return lambda: None
+        before, self._generator, inner.generator = inner.generator, generator, generator
+        self._secret = True
+        self.drew()
+        return partial(setattr, inner, "generator", before)
+
+    @property
+    def secret_batch_size(self) -> int | None:
+        """The size of a batch of shuffled records whose order nobody knows; None where somebody may."""
+        return int(self._sampler.batch_size) if self._secret else None
+
     def drew(self) -> None:
         """The sampler has drawn: from here the generator goes on."""
-        if self._generator is not None and self.sampling is Sampling.POISSON:
+        if self._generator is not None and (self.sampling is Sampling.POISSON or self._secret):
             self._state = zlib.crc32(self._generator.get_state().numpy().data)
 
     def require_unpredicted(self) -> None:
         """Refuse draws that somebody could predict: the generator was set back, or to a state that is known."""
         before = self._state
         self.drew()
-        if before is not None and self._state != before:
+        undisturbed = before is None or self._state == before
+        if self._secret:  # a known order has a cost as well: it is only no longer secret
+            self._secret = undisturbed and self._sampler.sampler.generator is self._generator
+        elif not undisturbed:
             raise RecordingError(
                 "data_loader: the generator of the sampler was seeded, or used by something else, in the course of the "
                 "run; batches that can be predicted are not Poisson's: leave it alone"
@@ -100,6 +132,9 @@ class SamplerCheck:
 
     def require_unchanged(self) -> None:
         """Refuse, when a step is taken, another rate or generator than at the start."""
+        if self._secret:
+            inner = self._sampler.sampler
+            self._secret = inner.generator is self._generator and len(inner) == self._records and not inner.replacement
         if self.sampling is Sampling.POISSON and (
             float(self._sampler.sample_rate) != self._rate or self._sampler.generator is not self._generator
         ):

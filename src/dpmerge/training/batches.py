@@ -1,8 +1,9 @@
 """Which batches a run really used: one draw a step, each draw once, and the rows that were drawn.
 
-Guarantees: what is recorded is what happened: epochs that overlap or are cut short, or whose batches are not used each
-once, are not accounted as whole ones. A logical step is made of one draw, which no other step uses, and of as many
-gradients as that draw has records; of Poisson batches, the rows that enter the model are those drawn for the step.
+Guarantees: what is recorded is what happened: passes that are cut short are recorded as such; where passes overlap, or
+batches are not used each once and without gaps, no two steps are accounted as one pass. A logical step is made of one
+draw, which no other step uses, and of as many gradients as that draw has records; of Poisson batches, the rows that
+enter the model are those drawn for the step.
 Refuses: logical steps glued together from several draws, batches used twice, Poisson batches that are left out.
 Of full batches it trusts that the batch used is the data: nothing has to be drawn anew for each step.
 """
@@ -16,9 +17,13 @@ from torch.utils.data import DataLoader
 
 from dpmerge.accounting.training_settings import Sampling
 from dpmerge.errors import RecordingError
+from dpmerge.terms.mechanism_schema import OrderFacts, PassBlock
 from dpmerge.training.batch_matching import FullBatches, matching_batch
 from dpmerge.training.batch_sampling import SamplerCheck, batch_sampler_of
+from dpmerge.training.begun_passes import BegunPasses
+from dpmerge.training.distributed_sampling import own_records
 from dpmerge.training.loader_passes import LoaderPass, SamplerPass
+from dpmerge.training.process_agreement import Processes
 from dpmerge.training.row_fingerprints import Fingerprints, RowFingerprints
 
 
@@ -26,7 +31,13 @@ class Batches:
     """The batches of one loader, as `LoaderObserver` tells of them, and the steps that use them."""
 
     def __init__(
-        self, loader: DataLoader[Any], optimizer: DPOptimizer, fingerprints: RowFingerprints, *, vouched: bool = False
+        self,
+        loader: DataLoader[Any],
+        optimizer: DPOptimizer,
+        fingerprints: RowFingerprints,
+        *,
+        vouched: bool = False,
+        processes: Processes,
     ) -> None:
         self._loader, self._optimizer = loader, optimizer
         self._fingerprints, self._vouched = fingerprints, vouched
@@ -37,10 +48,19 @@ class Batches:
                 "data_loader: a data set without a length, so nobody can say how it was sampled; use one that knows "
                 "how many records it has"
             ) from None
-        self.sampler = SamplerCheck(batch_sampler_of(loader), self.records)
+        self._processes = processes
+        self._drawn_by = batch_sampler_of(loader)
+        self.sampler = SamplerCheck(
+            self._drawn_by, self.records, (processes.rank, processes.world) if processes.several else None
+        )
         self.sampling = self.sampler.sampling
+        # A share of the data is another one in another pass: of several processes, each step has a draw of its own.
+        self._reusable = self.sampling is Sampling.FULL_BATCH and not processes.several
+        self._one_draw_a_step = not self._reusable and self.sampling is not Sampling.SHUFFLED
+        self.share = 0  # a fingerprint of the records that this process drew the step's batch from
         self._full = FullBatches(loader.dataset, fingerprints)
-        self._whole_epochs = True
+        self._begun = BegunPasses()
+        self._in_turn = True
         self._unfinished = False
         self._passes: list[SamplerPass] = []
         self._current: SamplerPass | None = None
@@ -66,10 +86,27 @@ class Batches:
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """For shuffled batches, after how many steps a record may come again; 1 once an epoch was not whole."""
+        """For shuffled batches, the steps of a whole pass; 1 once a batch was used out of turn, or left out."""
         if self.sampling is not Sampling.SHUFFLED:
             return None
-        return self.sampler.batches_per_epoch if self._whole_epochs else 1
+        return self.sampler.batches_per_epoch if self._passes_known else 1
+
+    @property
+    def _passes_known(self) -> bool:
+        return self._in_turn and self._begun.without_gaps
+
+    def passes(self, upto: int) -> list[PassBlock] | None:
+        """For shuffled batches, how many steps each pass begun took, where some but the last were cut short."""
+        whole = self.steps_per_epoch
+        return None if whole is None or not self._passes_known else self._begun.taken(upto, whole)
+
+    def secret_order(self, fixed_steps: list[int]) -> OrderFacts | None:
+        """What is known of the order of the records, where nobody knows or has chosen it."""
+        size = self.sampler.secret_batch_size
+        chosen = not (self._passes_known and self._begun.as_they_came and self.linked)
+        if size is None or chosen or not getattr(self._loader, "in_order", True):
+            return None
+        return OrderFacts(secret=True, records=self.records, batch_size=size, fixed_steps=fixed_steps)
 
     # What the loop does with its batches
 
@@ -80,7 +117,7 @@ class Batches:
                 "optimizer.step: called more often than BatchMemoryManager handed out batches; call it once for each"
             )
         self._rows += rows
-        if self.sampling is Sampling.FULL_BATCH:
+        if self._reusable:
             self._linked &= self._full.entered(entered)
         else:
             self._link(entered)
@@ -91,6 +128,8 @@ class Batches:
         self._number = matching_batch(waiting, entered)
         linked = self._number is not None
         taken_for = self._number if linked else next(iter(waiting), None)
+        if self.sampling is Sampling.SHUFFLED and self._physical is not None and (linked or self._vouched):
+            self._begun.entered(self._physical, taken_for)
         if linked or self._vouched:
             batch = waiting.pop(taken_for, None)  # type: ignore[arg-type]
             # What entered for another batch before is not made of this one, whoever vouches for it.
@@ -105,7 +144,7 @@ class Batches:
     def stepped(self) -> None:
         """A logical step is about to be taken."""
         self.sampler.require_unchanged()
-        full = self.sampling is Sampling.FULL_BATCH
+        full = self._reusable
         if full:
             self._linked = self._linked or self._full.is_the_data_set()
             self.linked &= self._linked
@@ -117,8 +156,13 @@ class Batches:
                 "collate_fn or within the model; or say separate_records=True if each row is made of one record drawn "
                 "for the step"
             )
-        self._whole_epochs &= self._linked
+        self._in_turn &= self._linked
+        self._begun.stepped(self._physical)
         self._steps += 1
+
+    def not_stepped(self) -> None:
+        """The step was refused after all, before it moved the weights."""
+        self._begun.not_stepped()
 
     def _require_rows(self, accepted: set[int], *, full: bool) -> None:
         """Refuse a step of more or fewer gradients than its batch has records."""
@@ -144,7 +188,7 @@ class Batches:
         """Whether a step may have used something else than its batch: another whole batch, at the cost of a pass."""
         if self.sampling is Sampling.SHUFFLED:
             return self._reused or self._vouched
-        return self._vouched and self.sampling is Sampling.FULL_BATCH
+        return self._vouched and self._reusable
 
     def step_ends(self) -> None:
         """The gradients added so far were used, or refused; the next ones are another step's."""
@@ -153,7 +197,7 @@ class Batches:
     def require_used_up(self) -> None:
         """A pass in which steps were taken left no batch out, not even its last one."""
         this = self._logical
-        if self.sampling is Sampling.POISSON and this is not None and 0 < this.steps < this.draws:
+        if self._one_draw_a_step and this is not None and 0 < this.steps < this.draws:
             raise _left_out(this)
 
     def _drawn(self) -> set[int]:
@@ -168,13 +212,15 @@ class Batches:
             )
         using.steps += 1
         # Workers draw batches long before they are used.
-        if self.sampling is Sampling.POISSON and using.draws > using.steps and not (split and self._loader.num_workers):
+        if self._one_draw_a_step and using.draws > using.steps and not (split and self._loader.num_workers):
             raise _left_out(using)
+        self.share = current.share
         if split:
             return {current.sizes[current.steps - 1]}
         drawn = logical.drawn if logical is not None else None
         if drawn is None or logical is None:
             return {current.sizes[-1]}
+        self.share = drawn.share
         if not getattr(self._loader, "in_order", True) or (self._number is None and self.sampling is Sampling.SHUFFLED):
             return set(drawn.sizes)
         return {drawn.sizes[logical.draws - 1 if self._number is None else self._number]}
@@ -193,12 +239,10 @@ class Batches:
                 "data_loader: a new epoch begins while batches of the last one are still waiting; finish each logical "
                 "batch before leaving the loop"
             )
-        overlapping = any(each.active for each in self._passes)
-        in_epoch = self.sampler.batches_per_epoch
-        if in_epoch and (overlapping or self._steps % in_epoch):
-            self._whole_epochs = False
+        self._in_turn &= not any(each.active for each in self._passes)
         self._passes = [each for each in self._passes if each.active]
-        self._passes.append(SamplerPass())
+        share = self._processes.share(own_records(self._drawn_by)) if self._processes.several else 0
+        self._passes.append(SamplerPass(share=share))
         return self._passes[-1]
 
     def drawing(self) -> None:
@@ -227,12 +271,13 @@ class Batches:
         this.drawn = this.drawn or self._current
         self._physical = this
         found = self._fingerprints.handed(batch)
-        if self.sampling is Sampling.FULL_BATCH:
+        if self._reusable:
             self._full.handed_out(found, first=this.draws == 0)
         else:
             this.waiting[this.draws] = found
         if self.sampling is Sampling.SHUFFLED:
             self._handed_out |= {hash(each) for each in found}
+            self._begun.handed_out(this)
         this.draws += 1
 
 

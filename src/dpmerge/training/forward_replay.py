@@ -20,6 +20,7 @@ from opacus.optimizers import DPOptimizer
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from dpmerge.training.half_precision import autocast_state
 from dpmerge.training.model_inputs import ModelInputs
 from dpmerge.training.row_fingerprints import tensors_in
 
@@ -36,11 +37,13 @@ class ForwardReplay:
         self.parameters: list[nn.Parameter] = list(optimizer.params)
         self._given: tuple[Any, Any] | None = None
         self._random: list[Any] = []
+        self._autocast: dict[str, Any] = {}
 
     def remember(self, args: Any, kwargs: Any) -> None:
         """The pass that begins now is the one."""
         self._given = tree_map(_copied, (args, kwargs))
         self._random = self._random_state()
+        self._autocast = autocast_state(self._device)
 
     def forget(self) -> None:
         self._given, self._random = None, []
@@ -53,13 +56,18 @@ class ForwardReplay:
         """Whether an input of the pass has so many rows."""
         return any(tensor.dim() and len(tensor) == rows for tensor in tensors_in(self._given))
 
-    def outputs(self, change: Callable[[Tensor], Tensor]) -> list[Tensor]:
-        """The differentiable outputs for changed inputs; none if the model does not take them."""
+    def outputs(self, change: Callable[[Tensor], Tensor], *, autocast: bool = True) -> list[Tensor]:
+        """The differentiable outputs for changed inputs; none if the model does not take them.
+
+        In the precision of the pass itself, or without autocast.
+        """
         assert self._given is not None
         self._set_random_state(self._random)
         args, kwargs = tree_map(lambda part: change(part) if isinstance(part, Tensor) else part, self._given)
+        precision = self._autocast | ({} if autocast else {"enabled": False})
         try:
-            return differentiable(self._module(*args, **kwargs))
+            with torch.autocast(**precision, cache_enabled=False):
+                return differentiable(self._module(*args, **kwargs))
         except (RuntimeError, ValueError, IndexError):
             return []
 

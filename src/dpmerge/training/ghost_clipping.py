@@ -18,7 +18,9 @@ from opacus.optimizers import DPOptimizer
 from opacus.utils.fast_gradient_clipping_utils import DPTensorFastGradientClipping as GhostLoss
 
 from dpmerge.errors import RecordingError
+from dpmerge.training.half_precision import HALF, gradient_dtypes, graph_nodes
 from dpmerge.training.stated_loss_check import StatedLossCheck
+from dpmerge.training.step_reader import require_single_precision
 
 
 def check_ghost_losses(attached: ExitStack, optimizer: DPOptimizer, watch: StatedLossCheck | None) -> GhostGradients:
@@ -36,6 +38,8 @@ def check_ghost_losses(attached: ExitStack, optimizer: DPOptimizer, watch: State
         if watch is not None:
             watch.require_own(loss.loss_per_sample)
         _require_only_layers(loss.loss_per_sample, optimizer.params)
+        if torch.is_autocast_enabled(optimizer.params[0].device.type):
+            require_single_precision([torch.get_autocast_dtype(optimizer.params[0].device.type)])
         result = backward(loss)
         gradients.note()
         return result
@@ -84,18 +88,10 @@ def _require_only_layers(loss: torch.Tensor, parameters: list[torch.nn.Parameter
 
 
 def _uses(loss: torch.Tensor) -> Counter[int]:
-    """How often each leaf is used in the graph of a loss."""
+    """How often each leaf is used in the graph of a loss, all of it in single precision."""
     uses: Counter[int] = Counter()
-    seen, waiting = set[Any](), [loss.grad_fn]
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        for following, _ in node.next_functions:
-            variable = getattr(following, "variable", None)
-            if variable is not None:
-                uses[id(variable)] += 1
-            else:
-                waiting.append(following)
+    for node in graph_nodes([loss]):
+        # Rounding is another one in the second pass, whose losses are multiplied by clip factors.
+        require_single_precision(dtype for dtype in gradient_dtypes(node) if dtype in HALF)
+        uses.update(id(following.variable) for following, _ in node.next_functions if hasattr(following, "variable"))
     return uses

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from torch.utils.data import DataLoader
 
-from dpmerge.training.batch_sampling import OBSERVED, batch_sampler_of
+from dpmerge.training.batch_sampling import OBSERVED, batch_sampler_of, drawing_of
 from dpmerge.training.row_fingerprints import Fingerprints
 
 
@@ -25,6 +25,7 @@ class SamplerPass:
     steps: int = 0
     active: bool = True
     split: bool = False  # into physical batches, by BatchMemoryManager
+    share: int = 0  # of several processes: from which records this one draws
 
     @property
     def draws(self) -> int:
@@ -39,6 +40,7 @@ class LoaderPass:
     draws: int = 0
     steps: int = 0
     waiting: dict[int, Fingerprints] = field(default_factory=dict)
+    used: list[int] = field(default_factory=list)  # shuffled: which of its batches entered the model, one after another
 
 
 class BatchListener(Protocol):
@@ -65,12 +67,13 @@ class LoaderObserver:
     def __enter__(self) -> LoaderObserver:
         listener, own_loader, own_sampler = self._listener, self._loader, self._sampler
         drawn_by, handed_by = type(own_sampler), type(own_loader)
+        draw = drawing_of(own_sampler)
         any_loader = DataLoader.__iter__
 
         def draws(sampler: Any) -> Iterator[Any]:
             this = listener.sampler_pass_begins()
             try:
-                drawn = drawn_by.__iter__(sampler)
+                drawn = draw(sampler)
                 while True:
                     listener.drawing()
                     batch = next(drawn, None)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dpmerge.errors import RecordingError
+from dpmerge.files import sync_folder
 from dpmerge.portfolio.manifest import MANIFEST_NAME, Manifest, SavedAs
 from dpmerge.terms.documents import Strict, validated
 from dpmerge.terms.mechanism_schema import DpSgdFacts, HistoryFacts, SmoothnessFacts
@@ -32,8 +33,12 @@ class ManifestWriter:
     separate_records: SeparateRecordsCheck
     vouched: bool  # that records are separate
     smoothness: SmoothnessFacts | None
+    writes: bool = True  # of several processes one does
+    checked_elsewhere: bool = True  # on all other processes each record had a loss of its own
     taken: list[RecordedStep] = field(default_factory=list)
     saved: list[SavedAs] = field(default_factory=list)
+    fixed_steps: list[int] = field(default_factory=list)  # kept because it was settled before the first step
+    verified: int = 0  # of these, how many were kept when all frozen tensors were last seen to be those of the start
     finished: bool = False
     refused: bool = False  # something was, though the loop may have gone on
 
@@ -44,7 +49,14 @@ class ManifestWriter:
     @property
     def record_losses(self) -> str:
         """Whether each record had a loss of its own: checked, vouched or unknown."""
-        return self.separate_records.record_losses(linked=self.batches.linked, vouched=self.vouched)
+        return self.separate_records.record_losses(
+            linked=self.batches.linked and self.checked_elsewhere, vouched=self.vouched
+        )
+
+    @property
+    def checked_here(self) -> bool:
+        """Whether this process, for its part, saw that each record had a loss of its own."""
+        return self.separate_records.checked and self.batches.linked
 
     def manifest(self, *, upto: int | None = None) -> Manifest:
         """The record of the first `upto` steps (by default all)."""
@@ -56,12 +68,16 @@ class ManifestWriter:
 
     def _mechanism(self, taken: Sequence[RecordedStep]) -> DpSgdFacts | HistoryFacts:
         blocks = fold_steps(taken)
+        passes = self.batches.passes(len(taken))
+        order = self.batches.secret_order([step for step in self.fixed_steps if step <= len(taken)])
         if not fits_a_manifest(blocks):
             return HistoryFacts(
                 kind="accountant_history",
                 blocks=coarse_history(taken),
                 sampling=self.batches.sampling.value,
                 steps_per_epoch=self.batches.steps_per_epoch,
+                passes=passes,
+                order=order,
                 clipping="per_example",
                 public_divisor=True,  # refused at the start otherwise
             )
@@ -70,6 +86,8 @@ class ManifestWriter:
             blocks=blocks,
             sampling=self.batches.sampling.value,
             steps_per_epoch=self.batches.steps_per_epoch,
+            passes=passes,
+            order=order,
             clipping="per_example",
             flat_clipping=self.reader.flat_clipping,
             optimizer=self.reader.optimizer_facts(),
@@ -81,13 +99,22 @@ class ManifestWriter:
 
     def write(self) -> None:
         """Replace the manifest by one that covers what was saved."""
-        if self.saved:
+        if self.saved and self.writes:
             self.manifest(upto=self.saved[-1].step).write(self.folder / MANIFEST_NAME)
 
     def forget_smoothness(self) -> None:
         """The loss was not the stated one: nothing that was derived from it holds, of earlier steps either."""
         self.smoothness = None
         self.write()
+
+    def withdraw_unverified(self) -> None:
+        """Frozen tensors have changed, nobody knows when: nothing is said any more of what was kept since."""
+        self.saved = self.saved[: self.verified]
+        self.finished, self.refused = False, True
+        self.write()
+        if not self.saved:
+            (self.folder / MANIFEST_NAME).unlink(missing_ok=True)
+            sync_folder(self.folder)
 
     def stopped_by_private_data(self) -> None:
         """That the last step was the last may be the doing of a batch that was left out."""

@@ -9,7 +9,6 @@ share memory or are not those of the start.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,6 +26,7 @@ from dpmerge.files import sync_folder
 from dpmerge.portfolio.manifest import File, SavedAs, Tensors
 from dpmerge.portfolio.samples import StartSample, places
 from dpmerge.portfolio.tensors import read_contents, read_header, weights_digest
+from dpmerge.training.frozen_tensors import FrozenTensors, changed, tensor_digests
 from dpmerge.training.model_files import ModelFiles
 from dpmerge.training.tied_weights import require_own_memory, tied_names
 
@@ -60,9 +60,10 @@ class ModelTensors:
         self._frozen_tensors = [state[name] for name in self.frozen]
         self._unsaved = {name: value for name, value in model.named_buffers() if name not in state}
         self._frozen_versions = self._written()
-        self._initial = _digests(state, list(state))
+        self._initial = tensor_digests(state, state)
         self._frozen_digests = {name: self._initial[name] for name in self.frozen}
-        self.initial_weights = self._weights(state)
+        self._frozen = FrozenTensors(state, self._frozen_digests)
+        self.initial_weights = self._weights(state, self._initial)
         self.start_sample = StartSample.of({n: _sample(v) for n, v in state.items() if v.is_floating_point()})
 
     def facts(self) -> Tensors:
@@ -82,18 +83,31 @@ class ModelTensors:
         written = self._written()
         if written != self._frozen_versions:
             pairs = zip([*self.frozen, *self._unsaved], written, self._frozen_versions, strict=True)
-            raise _changed(next(name for name, now, before in pairs if now != before))
+            raise changed(next(name for name, now, before in pairs if now != before))
 
     def _written(self) -> list[int]:
         watched = [*self._frozen_tensors, *self._unsaved.values()]
         return [0 if tensor.is_inference() else tensor._version for tensor in watched]
 
-    def save(self, folder: Path, step: int) -> SavedAs:
-        """Write the weights after a step, durably, under their final name; nothing is ever overwritten."""
+    def name(self, step: int) -> str:
+        """Of the file that holds the weights after a step."""
+        return self.files.name_of(step)
+
+    def digest(self) -> str:
+        """The digest of the weights as they are now, as `save` would state it, without writing them."""
+        state = self._checked_state()
+        return self._weights(state, tensor_digests(state, self._kept()))
+
+    def _checked_state(self) -> dict[str, Tensor]:
         state = self._state()
         self._require_frozen(state)
         self._require_same_parameters()
-        name = self.files.name_of(step)
+        return state
+
+    def save(self, folder: Path, step: int) -> SavedAs:
+        """Write the weights after a step, durably, under their final name; nothing is ever overwritten."""
+        state = self._checked_state()
+        name = self.name(step)
         file = folder / name
         if file.exists():
             raise RecordingError(f"directory: {file} is there already; a record needs a folder of its own")
@@ -141,24 +155,26 @@ class ModelTensors:
                 )
         require_own_memory(self._parameters)
 
-    def _weights(self, state: Mapping[str, Tensor]) -> str:
+    def _weights(self, state: Mapping[str, Tensor], digests: Mapping[str, str]) -> str:
         kept = self._kept()
-        return weights_digest((n, DTYPES[state[n].dtype], tuple(state[n].shape), self._initial[n]) for n in kept)
+        return weights_digest((n, DTYPES[state[n].dtype], tuple(state[n].shape), digests[n]) for n in kept)
+
+    @property
+    def seen_whole(self) -> bool:
+        """Whether all frozen tensors are looked at, bit by bit, whenever the weights are saved."""
+        return self._frozen.small or len(self._in_file) == len(self.trained) + len(self.frozen)
 
     def _require_frozen(self, state: Mapping[str, Tensor]) -> None:
         """What changes without noise is a release of the data it changed with."""
-        changed = [
-            name for name, digest in _digests(state, self.frozen).items() if digest != self._frozen_digests[name]
-        ]
-        if changed:
-            raise _changed(changed[0])
+        if self.seen_whole:
+            self._frozen.require_same(state)
+        else:
+            self.require_untouched()
+            self._frozen.require_same_sample(state)
 
-
-def _changed(name: str) -> RecordingError:
-    return RecordingError(
-        f"model.{name}: changed in training although the private optimizer does not train it, so private data may have "
-        "flowed into it without noise; freeze it, or train it with the same optimizer"
-    )
+    def require_frozen_whole(self) -> None:
+        """Refuse frozen tensors of which one bit has changed since the record began."""
+        self._frozen.require_same(self._state())
 
 
 def _plain(value: Tensor) -> Tensor:
@@ -171,12 +187,3 @@ def _sample(value: Tensor) -> npt.NDArray[np.float64]:
     flat = value.detach().reshape(-1)
     chosen = flat[torch.from_numpy(places(flat.numel())).to(flat.device)]
     return np.asarray(chosen.to("cpu", torch.float64).numpy())
-
-
-def _digests(state: Mapping[str, Tensor], names: list[str]) -> dict[str, str]:
-    return {name: hashlib.sha256(_bytes(state[name]).data).hexdigest() for name in names}
-
-
-def _bytes(value: Tensor) -> npt.NDArray[np.uint8]:
-    flat = value.detach().to("cpu").contiguous().reshape(-1)
-    return np.asarray(flat.view(torch.uint8).numpy())

@@ -41,8 +41,9 @@ class RunGenerators:
 class NoiseStreamCheck:
     """Refuses noise that is not one stream: a generator that was swapped, set back, or shared with a fork."""
 
-    def __init__(self, generator: torch.Generator) -> None:
+    def __init__(self, generator: torch.Generator, *, drawn: bool = True) -> None:
         self._generator, self._process = generator, os.getpid()
+        self._drawn = drawn  # of several processes one draws the noise
         self._state = self._fingerprint()
 
     def require_undisturbed(self, generator: torch.Generator) -> None:
@@ -65,20 +66,21 @@ class NoiseStreamCheck:
 
     def used(self, generator: torch.Generator) -> None:
         """Noise was drawn."""
-        if generator is self._generator:
+        if generator is self._generator and self._drawn:
             self._state = self._fingerprint()
 
     def _fingerprint(self) -> int:
         return zlib.crc32(self._generator.get_state().numpy().data)
 
 
-def run_generators(device: torch.device, seed: int | None) -> RunGenerators:
+def run_generators(device: torch.device, seed: int | None, *, rank: int = 0) -> RunGenerators:
     """Generators for the noise (on the parameters' device) and for Poisson batches (on the CPU)."""
     stream = secrets.token_hex(16)
     if seed is not None:
         validation.integer("noise_seed", seed, least=0, most=LARGEST_SEED)
         record = NoiseRecord(source="seeded", generator=_name(device), secure_rng=False, stream=stream, seed=int(seed))
-        derived = int.from_bytes(hashlib.sha256(f"batches {seed}".encode()).digest()[:4], "little")
+        label = f"batches {seed}" + (f" on rank {rank}" if rank else "")
+        derived = int.from_bytes(hashlib.sha256(label.encode()).digest()[:4], "little")
         return RunGenerators(_seeded(device, seed), _seeded(torch.device("cpu"), derived), record)
     record = NoiseRecord(source="os_entropy", generator=_name(device), secure_rng=False, stream=stream)
     return RunGenerators(from_os_entropy(device), from_os_entropy(torch.device("cpu")), record)

@@ -17,6 +17,7 @@ from scipy.special import gammainccinv, gammaincinv
 from torch import Tensor
 
 from dpmerge.errors import RecordingError
+from dpmerge.training.half_precision import HALF
 from dpmerge.training.spot_checks import SpotChecks
 
 RARE = 1e-12
@@ -30,10 +31,12 @@ _SUM_ERROR = 1e-4
 class NoisedGradients:
     """The noised gradients of the step under way, scaled as the optimizer scales them."""
 
-    def __init__(self, optimizer: DPOptimizer) -> None:
+    def __init__(self, optimizer: DPOptimizer, *, drawn: bool = True) -> None:
         self._optimizer = optimizer
+        self._drawn = drawn  # of several processes one draws the noise
         self._parameters = list(optimizer.params)
-        self._precision = max(torch.finfo(parameter.dtype).eps for parameter in self._parameters)
+        # Half precision comes after the noise.
+        self._precision = max(torch.finfo(_wide(parameter.dtype)).eps for parameter in self._parameters)
         half = sum(parameter.numel() for parameter in self._parameters) / 2
         # The squared norm of Gaussian noise in d dimensions is χ² with d degrees of freedom.
         self._lengths = [math.sqrt(2 * float(quantile(half, RARE))) for quantile in (gammaincinv, gammainccinv)]
@@ -41,12 +44,14 @@ class NoisedGradients:
         self._noised: list[Tensor] | None = None
         self._rules: dict[str, float] | None = None  # by which gradients were changed so far, and their constants
 
-    def note(self, rows: int) -> None:
-        """Noise was just added to the sum of so many clipped gradients."""
+    def note(self, rows: int, unrounded: Sequence[Tensor] | None = None) -> None:
+        """Noise was just added to the sum of so many clipped gradients, and the result may have been rounded."""
         optimizer = self._optimizer
         noised = [_gradient(parameter) for parameter in self._parameters]
+        if not self._drawn:
+            self._require_no_noise(noised)
         if self._spot_checks.due():
-            self._measure(rows, noised)
+            self._measure(rows, noised if unrounded is None else list(unrounded))
         mean = optimizer.loss_reduction == "mean"
         divisor = optimizer.expected_batch_size * optimizer.accumulated_iterations if mean else 1
         with torch.no_grad():
@@ -62,8 +67,17 @@ class NoisedGradients:
                 f"optimizer: the sum of {rows} clipped gradients is {length:.6g} long, longer than {rows} × the clip "
                 f"norm {clip_norm:g}; something was added to it that was not clipped: leave p.summed_grad alone"
             )
-        with torch.no_grad():
-            self._require_noise(length, _length(torch._foreach_sub(noised, sums)))
+        if self._drawn:
+            with torch.no_grad():
+                self._require_noise(length, _length(torch._foreach_sub(noised, sums)))
+
+    def _require_no_noise(self, noised: list[Tensor]) -> None:
+        for parameter, gradient in zip(self._parameters, noised, strict=True):
+            if not same(parameter.summed_grad.view_as(parameter), gradient):
+                raise RecordingError(
+                    "optimizer: something was added to the sum of clipped gradients on a rank that draws no noise; "
+                    "Opacus adds the noise on rank 0 alone: leave add_noise and p.grad as they are"
+                )
 
     def _require_noise(self, length: float, found: float) -> None:
         optimizer = self._optimizer
@@ -76,6 +90,26 @@ class NoisedGradients:
                 f"optimizer: the noise of a step is {found:.6g} long; noise of deviation {deviation:g} is between "
                 f"{least:.6g} and {most:.6g}; let Opacus' optimizer add it, as make_private returned it"
             )
+
+    @property
+    def local(self) -> list[Tensor]:
+        """Of several processes: what this one is about to send."""
+        assert self._noised is not None
+        return self._noised
+
+    def require_local(self) -> None:
+        """Of several processes: what is sent is what the noise left."""
+        used = [_gradient(parameter) for parameter in self._parameters]
+        if self._noised is None or not all(same(one, other) for one, other in zip(self._noised, used, strict=True)):
+            raise RecordingError(
+                "optimizer: gradients were changed between the noise and their sum over the ranks; leave p.grad alone "
+                "until the ranks have summed it"
+            )
+
+    def summed(self) -> list[Tensor]:
+        """Of several processes: the sum over all of them has arrived, and takes the place of what was sent."""
+        self._noised = [_gradient(parameter).clone() for parameter in self._parameters]
+        return self._noised
 
     @property
     def waiting(self) -> bool:
@@ -141,6 +175,10 @@ def _still(rules: dict[str, float], noised: Sequence[Tensor]) -> dict[str, float
 
 def _near(constant: float, before: float | None) -> bool:
     return before is not None and math.isclose(constant, before, rel_tol=10 * CLOSE)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype in HALF else dtype
 
 
 def _gradient(parameter: Tensor) -> Tensor:

@@ -13,7 +13,9 @@ from opacus.optimizers import DPOptimizer
 
 from dpmerge.training.batches import Batches
 from dpmerge.training.ghost_clipping import check_ghost_losses
+from dpmerge.training.half_precision import refuse_loss_scaling
 from dpmerge.training.hooks import wrap_method
+from dpmerge.training.process_agreement import DISTRIBUTED
 from dpmerge.training.step_observer import StepObserver
 from dpmerge.training.step_reader import StepReader
 
@@ -38,6 +40,9 @@ def observe_steps(attached: ExitStack, observer: StepObserver, optimizer: DPOpti
     optimizer.attach_step_hook(step_hook)
     attached.callback(setattr, optimizer, "step_hook", accounted)
     _observe_noise(attached, observer, optimizer)
+    refuse_loss_scaling(attached, optimizer, observer.noting_refusals)
+    if type(optimizer) in DISTRIBUTED:
+        _observe_sums(attached, observer, optimizer)
     signal = optimizer.signal_skip_step
 
     def signal_and_note(do_skip: bool = True) -> None:
@@ -52,9 +57,12 @@ def observe_clipping(
 ) -> None:
     """Tell the observer of each physical batch that is clipped; with ghost clipping, by the model in backward()."""
     gather = "accumulate" if reader.ghost else "clip_and_accumulate"
-    add, clipped = getattr(optimizer, gather), observer.noting_refusals(observer.clipped)
+    gradients = observer.gradients
+    add = optimizer.accumulate if reader.ghost else gradients.clip_and_accumulate
+    clipped = observer.noting_refusals(observer.clipped)
 
     def clip_and_note() -> None:
+        gradients.widen()
         clipped()
         add()
 
@@ -75,7 +83,16 @@ def _observe_noise(attached: ExitStack, observer: StepObserver, optimizer: DPOpt
     noised = observer.noting_refusals(observer.noised)
 
     def add_noise_and_note() -> None:
-        type(optimizer).add_noise(optimizer)
-        noised()
+        noised(observer.gradients.add_noise())
 
     wrap_method(attached, optimizer, "add_noise", add_noise_and_note)
+
+
+def _observe_sums(attached: ExitStack, observer: StepObserver, optimizer: DPOptimizer) -> None:
+    """Of several processes: see what each sends, and what arrives."""
+    sum_over_ranks = observer.noting_refusals(observer.sum_over_ranks)
+
+    def reduce_and_note() -> None:
+        sum_over_ranks(lambda: type(optimizer).reduce_gradients(optimizer))
+
+    wrap_method(attached, optimizer, "reduce_gradients", reduce_and_note)

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from dpmerge.errors import RecordingError
 from dpmerge.training.forward_replay import ForwardReplay, UndecidedError, differentiable, relative_distance
+from dpmerge.training.half_precision import computed_in_half
 from dpmerge.training.hooks import OBSERVES_ONLY, hook_of
 from dpmerge.training.loss_graph import LossGraph
 from dpmerge.training.model_inputs import ModelInputs
@@ -33,6 +34,8 @@ FIRST_QUESTIONS = 8
 """Of batches of a single record, which say little, so many are looked at."""
 _SAME_OUTPUT, _SAME_GRADIENT = 1e-4, 1e-2
 """Relative; rounding differs by far less, and another record's share in a batch of a thousand by more."""
+_SAME_IN_HALF, _BEYOND_ROUNDING = 0.05, 0.5
+"""The same for gradients in half precision: up to the first they are the record's, from the second on they are not."""
 
 
 class PerSampleGradientCheck:
@@ -139,7 +142,11 @@ class PerSampleGradientCheck:
             raise UndecidedError("Opacus does not show every parameter's gradient of one record")
         if not closed:
             raise UndecidedError("the loss depends on trained weights by another way than the model's outputs")
-        if relative_distance(expected, clipped) > _SAME_GRADIENT:  # type: ignore[arg-type]
+        apart = relative_distance(expected, clipped)  # type: ignore[arg-type]
+        rounded = apart > _SAME_GRADIENT and computed_in_half(after)
+        if rounded and _SAME_IN_HALF < apart < _BEYOND_ROUNDING:
+            raise UndecidedError("in half precision, which rounds, one record's gradient cannot be told from another")
+        if apart > (_SAME_IN_HALF if rounded else _SAME_GRADIENT):
             raise RecordingError(
                 "model: what was clipped as one record's gradient is not that record's (time steps before records? "
                 "channels_last, packed or oddly padded layers, of which Opacus' own gradients are wrong?); let records "

@@ -1,7 +1,7 @@
 """The recorder of a run, as its training loop sees it.
 
     with record(model=model, optimizer=optimizer, data_loader=loader, run="adult-s32", dataset="adult-2026",
-                adjacency="replace_one", directory="models/adult-s32") as recorder:
+                adjacency="zero_out", directory="models/adult-s32") as recorder:
         ...  # the training loop, unchanged
 
 Guarantees: the manifest on disk describes exactly the checkpoints beside it, at every moment, kill -9 included.
@@ -14,11 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from dpmerge.errors import RecordingError
+from dpmerge.errors import DpmergeError, RecordingError
 from dpmerge.portfolio.manifest import Manifest, Metric
 from dpmerge.terms.documents import validated
 from dpmerge.training.manifest_writer import ManifestWriter
 from dpmerge.training.model_tensors import ModelTensors
+from dpmerge.training.opacus_accounting import epsilon_of, warn_other_accounting
+from dpmerge.training.process_agreement import Processes
 from dpmerge.training.recording_options import CheckpointSchedule
 from dpmerge.training.reference_optimizer import ReferenceOptimizer
 
@@ -37,11 +39,12 @@ class Recorder:
         tensors: ModelTensors,
         weights: ReferenceOptimizer,
         schedule: CheckpointSchedule,
+        processes: Processes,
         when_closed: Callable[[BaseException | None], None],
     ) -> None:
         self._writer, self._tensors, self._weights, self._schedule = writer, tensors, weights, schedule
-        self._when_closed = when_closed
-        self._closed = False
+        self._processes, self._when_closed = processes, when_closed
+        self._closed = self._compared = False
 
     @property
     def folder(self) -> Path:
@@ -88,7 +91,14 @@ class Recorder:
             RecordingError: no step has been taken yet.
             InvalidInputError: `delta` is not between 0 and 1.
         """
-        return self.manifest().mechanism_from(None).profile().epsilon(delta)
+        self.say_what_opacus_says(delta)
+        return epsilon_of(self.manifest(), delta)
+
+    def say_what_opacus_says(self, delta: float) -> None:
+        """Warn, once a run, where Opacus' accountant would say less than is recorded; `record` calls it at the end."""
+        if not self._compared and self._writer.taken:
+            self._compared = True
+            warn_other_accounting(self.manifest(), self._writer.batches.sampler.batches_per_epoch, delta)
 
     def checkpoint(self) -> None:
         """Keep the weights as they are now, and say so in the manifest; once a step, however often it is asked for.
@@ -103,13 +113,17 @@ class Recorder:
             raise RecordingError("checkpoint: no step has been taken yet, so there is nothing to keep; train first")
         if writer.saved and writer.saved[-1].step == self.steps:
             return
-        self._weights.require_still()
-        writer.saved.append(self._tensors.save(self.folder, self.steps))
-        writer.write()
+        with self._processes.telling():
+            self._weights.require_still()
+            writer.saved.append(self._processes.save(self._tensors, self.folder, self.steps))
+            if self._tensors.seen_whole:
+                writer.verified = len(writer.saved)
+            writer.write()
 
     def checkpoint_if_due(self) -> None:
         """After a step: keep the weights if they were asked for in advance."""
         if self._schedule.is_due(self.steps):
+            self._writer.fixed_steps.append(self.steps)
             self.checkpoint()
 
     def metric(
@@ -166,8 +180,24 @@ class Recorder:
             raise
         if writer.taken:
             self.checkpoint()
+            self.require_frozen_whole()
+        self._processes.agree_on_end(self.steps)
+        if writer.taken:
             writer.finished = not writer.refused
+            if writer.finished and self.steps not in writer.fixed_steps:
+                writer.fixed_steps.append(self.steps)  # fixed if stopping was, which the manifest says
             writer.write()
+
+    def require_frozen_whole(self) -> None:
+        """At the close: refuse a frozen base that has changed, and checkpoints kept since it was last seen whole."""
+        if self._writer.verified == len(self._writer.saved):
+            return
+        try:
+            self._tensors.require_frozen_whole()
+        except DpmergeError:
+            self._writer.withdraw_unverified()
+            raise
+        self._writer.verified = len(self._writer.saved)
 
     def rescue(self) -> None:
         """The loop broke off, through no fault of the record's: what was learned so far is kept, as unfinished."""

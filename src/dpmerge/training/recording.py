@@ -10,11 +10,12 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
 from pathlib import Path
-from typing import Any, Literal, ParamSpec
+from typing import Any, ParamSpec
 
 from opacus.optimizers import DPOptimizer
 from torch.utils.data import DataLoader
 
+from dpmerge.accounting.exposure import AdjacencyName
 from dpmerge.terms.run_record import Ancestry
 from dpmerge.training.recorder import Recorder
 from dpmerge.training.recording_options import (
@@ -37,7 +38,7 @@ def start(
     data_loader: DataLoader[Any],
     run: str,
     dataset: str,
-    adjacency: Literal["replace_one", "add_remove"],
+    adjacency: AdjacencyName,
     directory: str | Path,
     checkpoint_every: int | None = None,
     checkpoint_at: Collection[int] = (),
@@ -67,7 +68,9 @@ def start(
         data_loader: likewise; the loop trains on it.
         run: the name of the run, by which plans and certificates know it.
         dataset: the name of the data; runs on the same data have the same.
-        adjacency: what a neighbouring data set is: one record replaced, or added or removed.
+        adjacency: what a neighbouring data set is: one record replaced, added or removed, or left empty (`zero_out`).
+            With zero_out you vouch that an empty record would be drawn like any other, with a gradient of zero, and
+            that it is in nothing else computed from the data: no statistic, vocabulary, class weight or normalisation.
         directory: a folder for the checkpoints and the manifest, without a record in it.
         checkpoint_every: keep the weights after every so many steps; the last ones are always kept.
         checkpoint_at: keep them after these steps, too.
@@ -110,13 +113,13 @@ def start(
         ...     data_loader=DataLoader(data, batch_size=8), noise_multiplier=2.0, max_grad_norm=1.0)
         >>> folder = tempfile.TemporaryDirectory()
         >>> with record(model=model, optimizer=optimizer, data_loader=loader, run="tiny", dataset="coins",
-        ...             adjacency="replace_one", directory=folder.name) as recorder:
+        ...             adjacency="zero_out", directory=folder.name) as recorder:
         ...     for inputs, labels in loader:
         ...         optimizer.zero_grad()
         ...         torch.nn.functional.cross_entropy(model(inputs), labels).backward()
         ...         optimizer.step()
         >>> recorder.steps, round(recorder.epsilon(1e-5), 2)
-        (1, 4.38)
+        (1, 1.99)
         >>> sorted(path.name for path in recorder.folder.iterdir())
         ['privacy.json', 'step-1.safetensors']
         >>> folder.cleanup()

@@ -29,8 +29,9 @@ class RunNames:
     adjacency: str
 
     @property
-    def replace_one(self) -> bool:
-        return enum_member("adjacency", self.adjacency, Adjacency) is Adjacency.REPLACE_ONE
+    def public_size(self) -> bool:
+        """Whether the number of records may be told, and divided by."""
+        return enum_member("adjacency", self.adjacency, Adjacency).size_is_public
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,9 +65,9 @@ class SmoothnessClaim:
     feature_bound: float | None
     most_records: int | None
 
-    def records(self, in_data_set: int, *, replace_one: bool) -> int | None:
-        """A bound on the number of records: under replace_one the number itself, otherwise what was said."""
-        if replace_one:
+    def records(self, in_data_set: int, *, public_size: bool) -> int | None:
+        """A bound on the number of records: the number itself where it is public, otherwise what was said."""
+        if public_size:
             return in_data_set
         most = self.most_records
         if most is not None and validation.integer("most_records", most, least=1) <= in_data_set:

@@ -23,13 +23,17 @@ from dpmerge.portfolio.manifest import SCHEMA, NoiseRecord
 from dpmerge.terms.mechanism_schema import SmoothnessFacts
 from dpmerge.terms.one_shot_schema import NonPrivateFacts
 from dpmerge.training.batches import Batches
+from dpmerge.training.distributed_models import plain_module
 from dpmerge.training.fresh_run import require_fresh
+from dpmerge.training.half_precision import HALF
 from dpmerge.training.linear_smoothness import derived_smoothness, linear_layer, warn_clipping
 from dpmerge.training.loader_passes import LoaderObserver
 from dpmerge.training.manifest_writer import ManifestWriter, manifest_of
 from dpmerge.training.model_tensors import ModelTensors
 from dpmerge.training.noise_generators import NoiseStreamCheck, run_generators, warn_insecure_noise
+from dpmerge.training.opacus_accounting import USUAL_DELTA
 from dpmerge.training.opacus_hooks import observe_clipping, observe_steps
+from dpmerge.training.process_agreement import Processes, telling_others
 from dpmerge.training.recorder import Recorder
 from dpmerge.training.recording_options import CheckpointSchedule, RunNames, SmoothnessClaim, Vouched
 from dpmerge.training.reference_optimizer import ReferenceOptimizer
@@ -45,6 +49,9 @@ from dpmerge.training.user_warnings import UnknownLossesWarning, warn_user
 class RecordingSession:
     """One run: checked when it is made, observed from `start` to `close`."""
 
+    _processes: Processes
+
+    @telling_others
     def __init__(
         self,
         *,
@@ -58,31 +65,34 @@ class RecordingSession:
         schedule: CheckpointSchedule,
         noise_seed: int | None,
     ) -> None:
-        replace_one, folder = names.replace_one, Path(directory)
+        public_size, folder = names.public_size, Path(directory)
         require_fresh(optimizer, folder)
         self._model, self._optimizer, self._loader = model, optimizer, data_loader
-        self._module: nn.Module = getattr(model, "_module", model)
-        self._reader = StepReader(model, self._module, optimizer)
-        fingerprints = RowFingerprints()
-        self._batches = Batches(data_loader, optimizer, fingerprints, vouched=vouched.separate_records)
+        processes = self._processes
+        self._module: nn.Module = plain_module(getattr(model, "_module", model), optimizer, several=processes.several)
+        self._reader = StepReader(model, self._module, optimizer, processes)
+        fingerprints = RowFingerprints(HALF & {parameter.dtype for parameter in self._module.parameters()})
+        self._batches = Batches(
+            data_loader, optimizer, fingerprints, vouched=vouched.separate_records, processes=processes
+        )
         self._separate_records = SeparateRecordsCheck(
             model, self._module, optimizer, fingerprints, ghost=self._reader.ghost
         )
-        _require_accountable(self._batches, self._reader, vouched, replace_one=replace_one)
-        derived = self._derived(smoothness, replace_one=replace_one)
+        _require_accountable(self._batches, self._reader, vouched, public_size=public_size)
+        derived = self._derived(smoothness, public_size=public_size)
         self._criterion = smoothness.criterion if derived is not None else None
         if self._reader.ghost:
             require_measured(model, self._module)
         tensors = ModelTensors(
             self._module, optimizer, trained_only=schedule.trained_only, save_with=schedule.save_with
         )
-        self._generators = run_generators(next(iter(optimizer.params)).device, noise_seed)
+        self._generators = run_generators(next(iter(optimizer.params)).device, noise_seed, rank=processes.rank)
         if not optimizer.secure_mode:
             warn_insecure_noise()
         facts = {
             "schema": SCHEMA,
             "run": names.run,
-            "dataset": {"id": names.dataset, "size": self._batches.records if replace_one else None},
+            "dataset": {"id": names.dataset, "size": self._batches.records if public_size else None},
             "unit": names.unit,
             "adjacency": names.adjacency,
             "noise": self._noise_record(),
@@ -91,7 +101,7 @@ class RecordingSession:
             "start_sample": tensors.start_sample,
             "public_files": dict(tensors.files.public) or None,
             "model": "network" if linear_layer(self._module)[0] is None else "linear",
-            "tools": _tools(),
+            "tools": _tools() | ({"processes": str(processes.world)} if processes.several else {}),
             **vouched.facts(),
         }
         # Whatever is wrong with a name or a choice is wrong before the first step.
@@ -104,29 +114,52 @@ class RecordingSession:
             separate_records=self._separate_records,
             vouched=vouched.separate_records,
             smoothness=derived,
+            writes=processes.writes,
         )
         weights = ReferenceOptimizer(optimizer)
         self.recorder = Recorder(
-            writer=self._writer, tensors=tensors, weights=weights, schedule=schedule, when_closed=self.close
+            writer=self._writer,
+            tensors=tensors,
+            weights=weights,
+            schedule=schedule,
+            processes=processes,
+            when_closed=self.close,
         )
         self._observer = StepObserver(
             writer=self._writer,
             optimizer=optimizer,
             tensors=tensors,
             weights=weights,
-            noise_stream=NoiseStreamCheck(optimizer.generator if optimizer.secure_mode else self._generators.noise),
+            noise_stream=NoiseStreamCheck(
+                optimizer.generator if optimizer.secure_mode else self._generators.noise, drawn=processes.draws_noise
+            ),
+            processes=processes,
             after_step=self.recorder.checkpoint_if_due,
         )
         self._attached = ExitStack()
+        processes.agree_on_start(
+            {
+                **{name: fact for name, fact in facts.items() if name != "noise"},
+                **self._reader.settings(),
+                "noise_seed": noise_seed,
+                "checkpoints": [schedule.every, sorted(schedule.at), schedule.trained_only],
+                "smoothness": derived,
+            },
+            optimizer,
+            self._generators,
+            dataset=data_loader.dataset,
+            records=self._batches.records,
+        )
+        processes.follow(self._writer)
 
-    def _derived(self, claim: SmoothnessClaim, *, replace_one: bool) -> SmoothnessFacts | None:
+    def _derived(self, claim: SmoothnessClaim, *, public_size: bool) -> SmoothnessFacts | None:
         """Smoothness, where it was asked for."""
         derived = derived_smoothness(
             self._module,
             claim.criterion,
             loss_reduction=self._reader.loss_reduction,
             feature_bound=claim.feature_bound,
-            records=claim.records(self._batches.records, replace_one=replace_one),
+            records=claim.records(self._batches.records, public_size=public_size),
             ghost=self._reader.ghost,
         )
         if derived is not None and derived.kind == "softmax":
@@ -141,8 +174,9 @@ class RecordingSession:
 
     def start(self) -> Recorder:
         """Observe the loop from now on."""
-        self.recorder.folder.mkdir(parents=True, exist_ok=True)
-        with ExitStack() as attached:
+        with self._processes.telling(), ExitStack() as attached:
+            if self._processes.writes:
+                self.recorder.folder.mkdir(parents=True, exist_ok=True)
             self._attach(attached)
             self._attached = attached.pop_all()
         return self.recorder
@@ -161,19 +195,32 @@ class RecordingSession:
             attached.callback(setattr, optimizer, "generator", optimizer.generator)
             optimizer.generator = self._generators.noise
             attached.callback(self._batches.sampler.use, self._batches.sampler.use(self._generators.batches))
+        if self._generators.record.source == "os_entropy":
+            attached.callback(self._batches.sampler.shuffle_by(self._generators.batches))
 
     def close(self, error: BaseException | None = None) -> None:
         """The loop has ended, by an error or as planned: keep the last weights, and put everything back."""
         with self._attached:
-            if error is None:
-                # Whoever closes after a refusal has been told what was wrong.
-                with suppress(DpmergeError) if self._writer.refused else nullcontext():
-                    self.recorder.finish()
-            elif not isinstance(error, DpmergeError):
+            try:
+                if error is None:
+                    # Whoever closes after a refusal has been told what was wrong.
+                    with suppress(DpmergeError) if self._writer.refused else nullcontext(), self._processes.telling():
+                        self.recorder.finish()
+                elif not isinstance(error, DpmergeError):
+                    self._processes.hurry()
+                    with suppress(DpmergeError):
+                        self.recorder.rescue()
+            finally:
+                # Told already, or less urgent than what ended the loop.
                 with suppress(DpmergeError):
-                    self.recorder.rescue()
+                    self.recorder.require_frozen_whole()
+                if error is not None:
+                    self._processes.tell(error)
+                self._processes.close()
         if error is None and self._writer.taken and self._writer.record_losses == "unknown":
             self._warn_unknown_losses()
+        if error is None and self._writer.taken:
+            self.recorder.say_what_opacus_says(USUAL_DELTA)
 
     def _warn_unknown_losses(self) -> None:
         reasons = "; ".join(self._separate_records.doubts) or "what entered the model was not the batch drawn for it"
@@ -185,17 +232,18 @@ class RecordingSession:
         )
 
 
-def _require_accountable(batches: Batches, reader: StepReader, vouched: Vouched, *, replace_one: bool) -> None:
+def _require_accountable(batches: Batches, reader: StepReader, vouched: Vouched, *, public_size: bool) -> None:
     """Refuse a run that would have no number: shuffled, or of a private divisor, under add_remove."""
-    if batches.sampling is Sampling.SHUFFLED and not replace_one:
+    if batches.sampling is Sampling.SHUFFLED and not public_size:
         raise RecordingError(
-            "adjacency: shuffled batches have no proved accounting under add_remove; say replace_one, or let "
-            "make_private sample (poisson_sampling=True)"
+            "adjacency: shuffled batches have no proved accounting under add_remove; say zero_out or replace_one, or "
+            "let make_private sample (poisson_sampling=True)"
         )
-    if reader.loss_reduction == "mean" and not replace_one and not vouched.public_divisor:
+    if reader.loss_reduction == "mean" and not public_size and not vouched.public_divisor:
         raise RecordingError(
             "public_divisor: under add_remove the number of records is private, and Opacus divides by a number "
-            "computed from it; say public_divisor=True if that number is fixed without the data, or use replace_one"
+            "computed from it; say public_divisor=True if that number is fixed without the data, or use zero_out or "
+            "replace_one, where it is public"
         )
 
 

@@ -1,9 +1,9 @@
 """Which records enter the model: fingerprints of the rows a loader hands out, and of the rows the model is given.
 
 Guarantees: two rows of equal values have equal fingerprints, on any device, before and after a cast to single precision
-and whatever shape a row is given; unequal rows of equal length have equal ones with a chance below 2⁻³², whoever chose
-them, because the weights of the sum are secret. A batch is used where each tensor that enters the model is a tensor
-of that batch, row by row.
+(or to the half precision of the model's own parameters) and whatever shape a row is given; unequal rows of equal length
+have equal ones with a chance below 2⁻³², whoever chose them, because the weights of the sum are secret. A batch is used
+where each tensor that enters the model is a tensor of that batch, row by row.
 Keeps nothing of the data but these numbers, in memory, for as long as a batch waits to be used.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import secrets
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -50,7 +50,8 @@ def tensors_in(content: Any, depth: int = 0) -> Iterator[Tensor]:
 class RowFingerprints:
     """Fingerprints under weights that nobody knows."""
 
-    def __init__(self) -> None:
+    def __init__(self, rounded_to: Collection[torch.dtype] = ()) -> None:
+        self._rounded_to = rounded_to  # where a model takes half precision, batches are cast to it
         self._generator = from_os_entropy(torch.device("cpu"))
         self._weights: dict[tuple[int, torch.device], Tensor] = {}
         self._handed: list[tuple[Any, int, bytes]] = []
@@ -62,6 +63,8 @@ class RowFingerprints:
         with torch.no_grad():
             for tensor in tensors_in(batch):
                 found.add(of_rows := self._rows(tensor.detach()))
+                if tensor.is_floating_point():
+                    found.update(self._rows(tensor.detach().to(dtype)) for dtype in self._rounded_to)
                 self._handed.append((weakref.ref(tensor), tensor._version, of_rows))
         return frozenset(found)
 

@@ -17,6 +17,7 @@ from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from torch import nn
 
 from dpmerge.errors import RecordingError
+from dpmerge.training.half_precision import HALF
 from dpmerge.training.hooks import OBSERVES_ONLY, hook_of
 from dpmerge.training.linear_smoothness import linear_layer
 from dpmerge.training.loss_derivatives import LossDerivative
@@ -155,6 +156,11 @@ class StatedLossCheck:
             )
 
     def _came_out(self, _: nn.Module, inputs: tuple[Any, ...], outputs: torch.Tensor) -> None:
+        if outputs.dtype in HALF:
+            raise RecordingError(
+                f"criterion: outputs in {outputs.dtype} (autocast?), of which the loss jumps and is not smooth; train "
+                "in float32, or leave criterion and feature_bound out"
+            )
         self._outputs = outputs
         if outputs.requires_grad:
             self._features = inputs[0].detach()

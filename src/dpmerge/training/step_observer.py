@@ -13,13 +13,17 @@ from typing import Any
 import torch
 from opacus.optimizers import DPOptimizer
 
+from dpmerge.accounting.training_settings import Sampling
 from dpmerge.errors import RecordingError
 from dpmerge.training.batches import Batches
+from dpmerge.training.float32_gradients import Float32Gradients
 from dpmerge.training.ghost_clipping import GhostGradients
 from dpmerge.training.manifest_writer import ManifestWriter
 from dpmerge.training.model_tensors import ModelTensors
 from dpmerge.training.noise_generators import NoiseStreamCheck
 from dpmerge.training.noised_gradients import NoisedGradients
+from dpmerge.training.process_agreement import Processes
+from dpmerge.training.realised_divisor import RealisedDivisorCheck
 from dpmerge.training.reference_optimizer import ReferenceOptimizer
 from dpmerge.training.separate_records_check import SeparateRecordsCheck
 from dpmerge.training.stated_loss_check import StatedLossCheck
@@ -37,6 +41,7 @@ class StepObserver:
         tensors: ModelTensors,
         weights: ReferenceOptimizer,
         noise_stream: NoiseStreamCheck,
+        processes: Processes,
         after_step: Callable[[], None],
     ) -> None:
         self._writer, self._optimizer = writer, optimizer
@@ -44,10 +49,13 @@ class StepObserver:
         self._batches: Batches = writer.batches
         self._separate_records: SeparateRecordsCheck = writer.separate_records
         self._tensors, self._weights, self._noise_stream = tensors, weights, noise_stream
-        self._after_step = after_step
-        self._noised = NoisedGradients(optimizer)
+        self._processes, self._after_step = processes, after_step
+        self.gradients = Float32Gradients(optimizer)
+        self._noised = NoisedGradients(optimizer, drawn=processes.draws_noise)
+        self._realised_divisor = RealisedDivisorCheck()
         self._gradients_used: Sequence[torch.Tensor] = ()
         self._read = False
+        self._summed = False  # of several processes: the gradients of all of them
         self.stated_loss: StatedLossCheck | None = None
         self.ghost_gradients: GhostGradients | None = None
 
@@ -57,8 +65,9 @@ class StepObserver:
         def checked(*args: Any) -> None:
             try:
                 check(*args)
-            except RecordingError:
+            except RecordingError as error:
                 self._writer.refused = True
+                self._processes.tell(error)
                 raise
 
         return checked
@@ -90,21 +99,47 @@ class StepObserver:
             self._writer.forget_smoothness()
             raise
 
-    def noised(self) -> None:
-        """Noise has been added to the sum of the step's clipped gradients."""
-        self._noised.note(self._batches.rows)
+    def noised(self, unrounded: Sequence[torch.Tensor] | None = None) -> None:
+        """Noise has been added to the sum of the step's clipped gradients, which may have been rounded since."""
+        self._noised.note(self._batches.rows, unrounded)
 
     def before_step(self, optimizer: DPOptimizer) -> None:
         """The noise has been added; the weights have not moved."""
+        rows = self._batches.rows
         try:
             step = self._reader.read(self._batches.sampler.rate)
+            if self._batches.sampling is Sampling.POISSON:
+                self._realised_divisor.require_other(step.learning_rate, self._batches.rows)
             self._tensors.require_untouched()
             self._batches.stepped()
         finally:
             self._batches.step_ends()
             self._noise_stream.used(optimizer.generator)
+        if self._processes.several:
+            self._processes.agree_on_step(
+                self._writer.steps + 1,
+                step,
+                divisor=self._reader.divisor,
+                rows=rows,
+                share=self._batches.share,
+                noised=self._noised.local,
+            )
         self._writer.taken.append(step)
-        self._read = True
+        self._read, self._summed = True, not self._processes.several
+
+    def sum_over_ranks(self, reduce: Callable[[], None]) -> None:
+        """Of several processes: what each sends is what its noise left, and what arrives is the sum of that."""
+        try:
+            self._noised.require_local()
+            reduce()
+            mean = self._reader.loss_reduction == "mean"
+            self._processes.require_sum(self._noised.summed(), divisor=self._processes.world if mean else 1)
+        except BaseException:
+            if self._read:
+                self._read = False
+                self._writer.taken.pop()  # the weights do not move
+            raise
+        self._summed = True
 
     def before_inner_step(self, *_: Any) -> None:
         """After all other hooks: what is about to move the weights."""
@@ -115,9 +150,15 @@ class StepObserver:
             )
         self._read = False
         try:
+            if not self._summed:
+                raise RecordingError(
+                    "optimizer: the weights were about to move by the gradients of one process alone, of which only "
+                    "rank 0 has noise; step the optimizer that make_private returned, which sums them first"
+                )
             self._gradients_used = self._noised.taken()
         except RecordingError:
             self._writer.taken.pop()  # the weights do not move
+            self._batches.not_stepped()
             raise
         self._reader.uniform &= not self._noised.changed
 

@@ -20,10 +20,13 @@ from torch import nn
 
 from dpmerge.errors import RecordingError
 from dpmerge.terms.mechanism_schema import OptimizerFacts
+from dpmerge.training.distributed_models import require_recordable
+from dpmerge.training.half_precision import HALF
+from dpmerge.training.process_agreement import DISTRIBUTED, Processes
 from dpmerge.training.step_blocks import RecordedStep
 
 KNOWN_GHOSTS = (GradSampleModuleFastGradientClipping, GradSampleHooksFastGradientClipping)
-KNOWN_OPTIMIZERS = (DPOptimizer, DPPerLayerOptimizer, DPOptimizerFastGradientClipping)
+KNOWN_OPTIMIZERS = (DPOptimizer, DPPerLayerOptimizer, DPOptimizerFastGradientClipping, *DISTRIBUTED)
 
 _SETTINGS = ("momentum", "nesterov", "dampening", "weight_decay")
 
@@ -31,16 +34,18 @@ _SETTINGS = ("momentum", "nesterov", "dampening", "weight_decay")
 class StepReader:
     """Reads each step from the optimizer and checks that it is one the manifest can describe."""
 
-    def __init__(self, model: Any, module: nn.Module, optimizer: DPOptimizer) -> None:
+    def __init__(self, model: Any, module: nn.Module, optimizer: DPOptimizer, processes: Processes) -> None:
+        require_recordable(optimizer)
         if type(optimizer) not in KNOWN_OPTIMIZERS:
             known = ", ".join(kind.__name__ for kind in KNOWN_OPTIMIZERS)
             raise RecordingError(
                 f"optimizer: a {type(optimizer).__name__}; recorded are those make_private returns for flat and "
-                f"per_layer clipping on one device: {known} (adaptive clipping releases more than gradients)"
+                f"per_layer clipping: {known} (adaptive clipping releases more than gradients)"
             )
-        _require_precise(parameter.dtype for parameter in optimizer.params)
-        self._optimizer = optimizer
+        self._optimizer, self._processes = optimizer, processes
         self._ghost = isinstance(optimizer, DPOptimizerFastGradientClipping)
+        if self._ghost:
+            require_single_precision(parameter.dtype for parameter in optimizer.params)
         if self._ghost and type(model) not in KNOWN_GHOSTS:
             known = ", ".join(kind.__name__ for kind in KNOWN_GHOSTS)
             raise RecordingError(
@@ -70,9 +75,11 @@ class StepReader:
 
     @property
     def divisor(self) -> float:
-        """By what the sum of clipped gradients is divided."""
+        """By what the sum of clipped gradients is divided, by each process and by their number."""
         optimizer = self._optimizer
-        return float(optimizer.expected_batch_size) if optimizer.loss_reduction == "mean" else 1.0
+        if optimizer.loss_reduction != "mean":
+            return 1.0
+        return float(optimizer.expected_batch_size) * self._processes.world
 
     @property
     def clip_norm(self) -> float:
@@ -91,14 +98,13 @@ class StepReader:
         """Ghost clipping: the clip factors of so many rows were computed, in backward()."""
         self._clip_norms.add(self.clip_norm)
         self._ghost_rows.append(rows)
-        _require_precise(parameter._norm_sample.dtype for parameter in self._model.trainable_parameters)
+        require_single_precision(parameter._norm_sample.dtype for parameter in self._model.trainable_parameters)
 
     def clipped(self) -> int:
         """A physical batch is about to be added to the step's sum; of how many rows?"""
         self._clip_norms.add(self.clip_norm)
         if self._ghost:
             return self._rows_of_ghost()
-        _require_precise(grad_samples(parameter)[0].dtype for parameter in self._optimizer.params)
         rows = {sum(len(part) for part in grad_samples(parameter)) for parameter in self._optimizer.params}
         if len(rows) > 1:
             raise RecordingError(
@@ -162,6 +168,19 @@ class StepReader:
         self.uniform &= len(rates) == 1
         return RecordedStep(multiplier, clip_norm, max(rates) / self._divisor, sampling_rate)
 
+    def settings(self) -> dict[str, Any]:
+        """What several processes must have in common."""
+        optimizer = self._optimizer
+        inner = type(optimizer.original_optimizer)
+        groups = [{name: group[name] for name in group if name != "params"} for group in optimizer.param_groups]
+        return {
+            "optimizer": [type(optimizer).__name__, f"{inner.__module__}.{inner.__qualname__}", groups],
+            "noise_multiplier": float(optimizer.noise_multiplier),
+            "max_grad_norm": self.clip_norm,
+            "expected_batch_size": self.divisor,
+            "loss_reduction": self.loss_reduction,
+        }
+
     def require_no_batch_statistics(self) -> None:
         """Batch normalisation mixes the records of a batch and keeps their statistics without noise."""
         for name, layer in self._normalisation:
@@ -175,6 +194,12 @@ class StepReader:
 
     def optimizer_facts(self) -> OptimizerFacts:
         """The optimizer as theorems see it; settings that differ or change leave only joint release."""
+        facts = self._optimizer_facts()
+        rounded = sorted({str(p.dtype).removeprefix("torch.") for p in self._optimizer.params if p.dtype in HALF})
+        # No theorem but joint release and selection knows updates that are rounded.
+        return OptimizerFacts(name=f"{facts.name}, rounded to {' and '.join(rounded)}") if rounded else facts
+
+    def _optimizer_facts(self) -> OptimizerFacts:
         inner = self._optimizer.original_optimizer
         if type(inner) is not torch.optim.SGD:
             # With its module: other libraries call other things SGD.
@@ -205,10 +230,12 @@ def grad_samples(parameter: torch.Tensor) -> list[torch.Tensor]:
     return samples if isinstance(samples, list) else [samples]
 
 
-def _require_precise(dtypes: Iterable[torch.dtype]) -> None:
+def require_single_precision(dtypes: Iterable[torch.dtype]) -> None:
+    """Ghost clipping clips in backward(), before anybody could see to its precision."""
     low = next((dtype for dtype in dtypes if dtype not in (torch.float32, torch.float64)), None)
     if low is not None:
         raise RecordingError(
-            f"model: trained parameters or their gradients in {low}; accepted: float32 or float64, without autocast "
-            "(in less, clipped gradients are rounded up beyond the clip norm)"
+            f"model: ghost clipping in {low} (autocast?): the gradients that are summed are others than those whose "
+            'norms were measured, so they may be longer than the clip norm; use grad_sample_mode="hooks", which '
+            "record() clips in float32, or ghost clipping in float32 without autocast"
         )

@@ -16,6 +16,10 @@ class UnknownLossesWarning(UserWarning):
     """Nobody can say that each record had a loss of its own; the message says why."""
 
 
+class OtherAccountingWarning(UserWarning):
+    """What is recorded costs more than Opacus' accountant says; the message says why, and what to do."""
+
+
 def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn, and point at the line that called the recorder."""
     level, frame = 1, sys._getframe()

@@ -1,0 +1,337 @@
+"""What the processes of one run agree on: before its first step, at each step, at each checkpoint and at its end.
+
+Guarantees: a step is recorded only if every rank takes it, with the same noise multiplier, clip norm, sampling rate,
+learning rate and divisor, on shares that are together every record once; empty batches are steps like any other. What
+moves the weights is the sum of what the ranks sent. A checkpoint is kept only if all ranks have the same weights, and
+what one rank finds wrong or cannot tell is in the record, which rank 0 alone writes.
+A rank that disagrees, refuses, dies or skips a step ends the recording on all of them; what was kept stays, unfinished.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from enum import IntEnum
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec
+
+import torch
+from opacus.optimizers import DistributedDPOptimizer, DPOptimizer
+from opacus.optimizers.ddpoptimizer_fast_gradient_clipping import DistributedDPOptimizerFastGradientClipping
+from torch import Tensor
+
+from dpmerge.errors import RecordingError
+from dpmerge.portfolio.manifest import File, SavedAs
+from dpmerge.training.distributed_sampling import RecordShares
+from dpmerge.training.distributed_start import agree_on_start
+from dpmerge.training.gradient_sums import GradientProjection
+from dpmerge.training.model_tensors import ModelTensors
+from dpmerge.training.noise_generators import RunGenerators
+from dpmerge.training.process_group import GRACE, ProcessGroup
+from dpmerge.training.step_blocks import RecordedStep
+
+if TYPE_CHECKING:
+    from dpmerge.training.manifest_writer import ManifestWriter
+
+Options = ParamSpec("Options")
+
+DISTRIBUTED = (DistributedDPOptimizer, DistributedDPOptimizerFastGradientClipping)
+
+
+class Processes:
+    """One process: there is nobody to agree with."""
+
+    rank, world = 0, 1
+
+    @property
+    def several(self) -> bool:
+        return False
+
+    @property
+    def writes(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def draws_noise(self) -> bool:
+        return self.rank == 0
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """What is raised in this block is told to the other ranks, which would wait for this one."""
+        try:
+            yield
+        except BaseException as error:
+            self.tell(error)
+            raise
+
+    def tell(self, error: BaseException) -> None:
+        """This rank leaves."""
+
+    def agree_on_start(
+        self, facts: Mapping[str, Any], optimizer: DPOptimizer, generators: RunGenerators, dataset: Any, records: int
+    ) -> None:
+        """All ranks were told the same, and draw from streams of their own."""
+
+    def follow(self, writer: ManifestWriter) -> None:
+        """What is found wrong on any rank is taken back in this record."""
+
+    def share(self, records: Tensor) -> int:  # noqa: ARG002
+        """A fingerprint of this rank's share of the records."""
+        return 0
+
+    def agree_on_step(
+        self, number: int, step: RecordedStep, *, divisor: float, rows: int, share: int, noised: Sequence[Tensor]
+    ) -> None:
+        """All ranks take this step."""
+
+    def require_sum(self, arrived: Sequence[Tensor], *, divisor: float) -> None:
+        """What arrived is the sum of what all ranks sent, divided."""
+
+    def save(self, tensors: ModelTensors, folder: Path, step: int) -> SavedAs:
+        """Keep the weights after a step."""
+        return tensors.save(folder, step)
+
+    def hurry(self) -> None:
+        """The loop broke off on this rank: the others may never answer."""
+
+    def agree_on_end(self, steps: int) -> None:
+        """All ranks have taken as many steps, and end."""
+
+    def close(self) -> None:
+        """All is said."""
+
+
+class Event(IntEnum):
+    """What a rank is about to do when it asks the others."""
+
+    STEP, CHECKPOINT, SAVED, END, LEAVING = range(5)
+
+
+_DOING = {
+    Event.STEP: "takes step {}",
+    Event.CHECKPOINT: "keeps the weights after step {}",
+    Event.SAVED: "has kept the weights after step {}",
+    Event.END: "ends after step {}",
+}
+
+
+class Word(NamedTuple):
+    """What a rank says: numbers of a fixed size, so that it costs one exchange."""
+
+    event: int
+    number: int
+    # Whether this rank has seen nothing that speaks against it:
+    checked: bool = True
+    smooth: bool = True
+    uniform: bool = True
+    stopped_freely: bool = True
+    # The same on all ranks:
+    noise_multiplier: float = 0.0
+    clip_norm: float = 0.0
+    sampling_rate: float = 0.0
+    learning_rate: float = 0.0
+    divisor: float = 0.0
+    # Of this rank:
+    rows: int = 0
+    share: int = 0
+    projection: float = 0.0
+    length: float = 0.0
+    digest: bytes = b""
+
+
+_LAYOUT = struct.Struct("<bq????dddddqQdd32s")
+_SAME = ("noise_multiplier", "clip_norm", "sampling_rate", "learning_rate", "divisor")
+
+
+class SeveralProcesses(Processes):
+    """The processes of `torch.distributed`, each with a recorder of its own."""
+
+    def __init__(self) -> None:
+        self._group = ProcessGroup()
+        self.rank, self.world = self._group.rank, self._group.world
+        self._over = False
+        self._writer: ManifestWriter | None = None
+        self._sent: list[Word] = []
+
+    @property
+    def several(self) -> bool:
+        return True
+
+    def tell(self, error: BaseException) -> None:
+        if self._over:
+            return
+        self._over = True
+        why = f"{error}" if isinstance(error, RecordingError) else f"{type(error).__name__}: {error}"
+        self._group.note(json.dumps({"rank": self.rank, "why": why, "seen": self._seen()}))
+        with suppress(RecordingError):
+            self._group.gather(_LAYOUT.pack(*self._word(Event.LEAVING, 0)))
+
+    def agree_on_start(
+        self, facts: Mapping[str, Any], optimizer: DPOptimizer, generators: RunGenerators, dataset: Any, records: int
+    ) -> None:
+        try:
+            key = agree_on_start(self._group, facts, generators=generators, dataset=dataset, records=records)
+        except RecordingError as error:
+            raise self._ended(self._why() or str(error)) from error
+        self._shares = RecordShares(key, records)
+        self._projection = GradientProjection(key, list(optimizer.params))
+
+    def follow(self, writer: ManifestWriter) -> None:
+        self._writer = writer
+
+    def share(self, records: Tensor) -> int:
+        return self._shares.fingerprint(records)
+
+    def agree_on_step(
+        self, number: int, step: RecordedStep, *, divisor: float, rows: int, share: int, noised: Sequence[Tensor]
+    ) -> None:
+        with torch.no_grad():
+            length = float(torch.stack(torch._foreach_norm(list(noised))).double().norm())
+        own = self._word(
+            Event.STEP,
+            number,
+            noise_multiplier=step.noise_multiplier,
+            clip_norm=step.clip_norm,
+            sampling_rate=step.sampling_rate,
+            learning_rate=step.learning_rate,
+            divisor=divisor,
+            rows=rows,
+            share=share,
+            projection=self._projection.of(noised),
+            length=length,
+        )
+        self._sent = self._exchange(own)
+        self._require(lambda: self._shares.require_partition([each.share for each in self._sent]))
+
+    def require_sum(self, arrived: Sequence[Tensor], *, divisor: float) -> None:
+        sent, length = [each.projection for each in self._sent], sum(each.length for each in self._sent)
+        if not self._projection.agrees(arrived, divisor=divisor, sent=sent, length=length):
+            raise RecordingError(
+                f"optimizer: what arrived on rank {self.rank} is not the sum of what the ranks sent, divided by "
+                f"{divisor:g}; let Opacus' optimizer reduce the gradients, as make_private returned it"
+            )
+
+    def save(self, tensors: ModelTensors, folder: Path, step: int) -> SavedAs:
+        weights = tensors.digest()
+        heard = self._exchange(self._word(Event.CHECKPOINT, step, digest=bytes.fromhex(weights)))
+        other = next((rank for rank, word in enumerate(heard) if word.digest != heard[0].digest), None)
+        if other is not None:
+            raise self._ended(
+                f"model: rank {other} has other weights than rank 0 after step {step}; let the private optimizer alone "
+                "move them, on every rank, with the same settings"
+            )
+        saved = tensors.save(folder, step) if self.writes else None
+        own = bytes.fromhex(saved.files[0].sha256) if saved is not None else b""
+        written = self._exchange(self._word(Event.SAVED, step, digest=own))[0].digest.hex()
+        return saved or SavedAs(step=step, files=[File(name=tensors.name(step), sha256=written)], weights=weights)
+
+    def agree_on_end(self, steps: int) -> None:
+        self._exchange(self._word(Event.END, steps))
+
+    def hurry(self) -> None:
+        self._group.patience = min(GRACE, self._group.timeout)
+
+    def close(self) -> None:
+        if not self._over:
+            self._over = True
+            self._group.close()
+
+    def _exchange(self, own: Word) -> list[Word]:
+        """What all ranks say; refused if one leaves, does something else or says another number."""
+        if self._over:
+            raise RecordingError("record: the processes no longer agree, as was said; the recording has ended")
+        try:
+            heard = [Word(*_LAYOUT.unpack_from(each)) for each in self._group.gather(_LAYOUT.pack(*own))]
+        except RecordingError as lost:
+            raise self._ended(self._why() or str(lost)) from lost
+        self._take([word[2:6] for word in heard])
+        left = next((rank for rank, word in enumerate(heard) if word.event == Event.LEAVING), None)
+        if left is not None:
+            raise self._ended(self._why() or f"record: rank {left} has left; what was kept stays, as unfinished")
+        for rank, word in enumerate(heard):
+            if word[:2] != heard[0][:2]:
+                doing = [_DOING[Event(each.event)].format(each.number) for each in (heard[0], word)]
+                raise self._ended(
+                    f"record: rank 0 {doing[0]}, but rank {rank} {doing[1]}; every rank takes a step for each of its "
+                    "batches, empty ones too, and calls checkpoint() with the others"
+                )
+            for name in _SAME:
+                values = getattr(heard[0], name), getattr(word, name)
+                if values[0] != values[1]:
+                    raise self._ended(
+                        f"optimizer: {name} is {values[0]:g} on rank 0 and {values[1]:g} on rank {rank}; schedule it "
+                        "alike on every rank"
+                    )
+        return heard
+
+    def _require(self, check: Callable[[], None]) -> None:
+        """A check that has the same result on all ranks."""
+        try:
+            check()
+        except RecordingError as error:
+            raise self._ended(str(error)) from error
+
+    def _ended(self, why: str) -> RecordingError:
+        self._over = True
+        if self._writer is not None:
+            self._writer.refused = True
+            self._writer.write()  # what another rank found may have taken something back
+        return RecordingError(why)
+
+    def _why(self) -> str | None:
+        """What a rank that left has said."""
+        noted = self._group.noted()
+        if noted is None:
+            return None
+        said = json.loads(noted)
+        self._take([said["seen"]])
+        return f"record: rank {said['rank']} has left ({said['why']}); what was kept before stays, as unfinished"
+
+    def _word(self, event: Event, number: int, **facts: Any) -> Word:
+        checked, smooth, uniform, stopped_freely = self._seen()
+        return Word(event, number, checked, smooth, uniform, stopped_freely, **facts)
+
+    def _seen(self) -> list[bool]:
+        writer = self._writer
+        if writer is None:
+            return [True] * 4
+        return [
+            writer.checked_here,
+            writer.smoothness is not None,
+            writer.reader.uniform,
+            writer.facts["stopping"] != "private",
+        ]
+
+    def _take(self, seen: Sequence[Sequence[bool]]) -> None:
+        """The record says what holds on all ranks."""
+        writer = self._writer
+        if writer is None:
+            return
+        checked, smooth, uniform, stopped_freely = (all(each) for each in zip(*seen, strict=True))
+        writer.checked_elsewhere = checked
+        writer.reader.uniform &= uniform
+        if not stopped_freely:
+            writer.stopped_by_private_data()
+        if not smooth and writer.smoothness is not None:
+            writer.forget_smoothness()
+
+
+def telling_others(begin: Callable[Options, None]) -> Callable[Options, None]:
+    """Around a session's `__init__`: it finds its processes, and what it refuses is told to the others."""
+
+    @wraps(begin)
+    def told(*args: Options.args, **options: Options.kwargs) -> None:
+        session: Any = args[0]
+        session._processes = processes_of(options["optimizer"])
+        with session._processes.telling():
+            begin(*args, **options)
+
+    return told
+
+
+def processes_of(optimizer: Any) -> Processes:
+    """Those that train with this optimizer."""
+    return SeveralProcesses() if type(optimizer) in DISTRIBUTED else Processes()
