@@ -24,6 +24,7 @@ from dpmerge.planning.candidates import FINAL_NAMES, AskedTheorem, Candidate, ca
 from dpmerge.planning.feasible_weights import mu_budget
 from dpmerge.planning.objectives import LeastNoise, Objective
 from dpmerge.planning.plan import Plan
+from dpmerge.planning.sampled_last_steps import sampled_last_steps
 from dpmerge.planning.selection_program import Mixture, best_alone, best_mixture, best_renyi_mixture
 from dpmerge.planning.unreachable_targets import nothing_scored, smallest_reachable
 from dpmerge.planning.usable_checkpoints import UsableCheckpoints
@@ -247,6 +248,8 @@ def _combinations(
                 release_noise=objective.uses_release_noise,
                 by_name=theorem == name,
             )
+        if name == "last_step" and theorem in (name, "auto"):
+            yield from sampled_last_steps(usable, mu, fronts, by_name=theorem == name)
 
 
 def _uncovered(usable: UsableCheckpoints, theorem: AskedTheorem) -> NoGuaranteeError:

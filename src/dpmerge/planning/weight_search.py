@@ -122,7 +122,7 @@ def _faces(
         proposed: list[Face] = [
             *_some_pairs(last),
             tuple(last),
-            *(f for found in fronts for f in _around(found, mu**2)),
+            *(f for found in fronts for f in around(found, mu**2)),
         ]
         for face in proposed:
             inside = tuple(checkpoint for checkpoint in face if checkpoint in known)
@@ -141,7 +141,7 @@ def _some_pairs(last: Sequence[UsableCheckpoint]) -> list[Face]:
     return pairs[:MOST_PAIRS]
 
 
-def _around(found: ParetoFront, squared_mu: float) -> Iterator[Face]:
+def around(found: ParetoFront, squared_mu: float) -> Iterator[Face]:
     """Averages a little above the budget, which other weights may bring within it, and the last one below."""
     index = found.within(squared_mu)
     start = 0 if index is None else index
