@@ -33,6 +33,7 @@ class OneShot(Mechanism):
     independent_noise: bool = True
     label: str = "release"
     vouched_by: str = "the release's record"
+    noise_group: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "adjacency", enum_member("adjacency", self.adjacency, Adjacency))
@@ -213,7 +214,7 @@ class AccountantHistory(Mechanism):
     costs: DpSgd
 
     def __post_init__(self) -> None:
-        for name in ("adjacency", "label", "ancestry", "independent_noise", "vouched_by"):
+        for name in ("adjacency", "label", "ancestry", "independent_noise", "vouched_by", "noise_group"):
             object.__setattr__(self, name, getattr(self.costs, name))
 
     @property

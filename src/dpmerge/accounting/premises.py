@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpmerge.accounting.exposure import Adjacency, Checkpoint, Mechanism
+from dpmerge.accounting.exposure import Adjacency, Checkpoint, Mechanism, one_seed, shared_noise
 from dpmerge.accounting.mechanisms import DpSgd
 from dpmerge.accounting.one_shot_mechanisms import GaussianRelease
 from dpmerge.accounting.smoothness import DeclaredLipschitz, Smoothness
@@ -78,7 +78,9 @@ def started_afresh(support: Sequence[Checkpoint]) -> Premise:
 
 def independent_noise(support: Sequence[Checkpoint]) -> Premise:
     """Of several runs, each must have noise of its own; a single one may come from anywhere."""
-    runs = {c.run for checkpoint in support for c in (checkpoint, *checkpoint.ancestors)}
+    runs = dict.fromkeys(c.run for checkpoint in support for c in (checkpoint, *checkpoint.ancestors))
+    if (pair := shared_noise(runs)) is not None:
+        return Premise("independent_noise", False, f"nobody: {one_seed(*pair)}")
     holds = len(runs) == 1 or all(run.independent_noise for run in runs)
     return Premise(
         "independent_noise", holds, _records(support) if holds else "nobody: a run's noise source is unknown"

@@ -163,6 +163,7 @@ class DpSgdFacts(Strict):
             independent_noise=setting.independent_noise,
             label=setting.label,
             vouched_by=setting.vouched_by,
+            noise_group=setting.noise_group,
         )
 
     def _smoothness(self) -> Smoothness | None:

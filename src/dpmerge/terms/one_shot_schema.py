@@ -33,6 +33,7 @@ class Setting:
     vouched_by: str
     independent_noise: bool
     ancestry: Checkpoint | None
+    noise_group: str | None = None
 
     def unaccounted(self, length: int, reason: str) -> Unaccounted:
         return Unaccounted(
@@ -116,4 +117,5 @@ def _one_shot(setting: Setting) -> dict[str, Any]:
         "independent_noise": setting.independent_noise,
         "label": setting.label,
         "vouched_by": setting.vouched_by,
+        "noise_group": setting.noise_group,
     }

@@ -108,7 +108,9 @@ class RunRecord(Strict):
         how = {"recorder": "recorded in training", "hand": "written by hand", "opacus_history": "from Opacus' history"}
         return f"{self.run} ({how[self.recorded_by.how]}{by})"
 
-    def mechanism_from(self, adjacency: Adjacency, parent: Checkpoint | None) -> Mechanism:
+    def mechanism_from(
+        self, adjacency: Adjacency, parent: Checkpoint | None, noise_group: str | None = None
+    ) -> Mechanism:
         """The run as the mathematics sees it, started from `parent` where that was private; without it, no number."""
         setting = Setting(
             adjacency=adjacency,
@@ -116,6 +118,7 @@ class RunRecord(Strict):
             vouched_by=self.voice,
             independent_noise=self.noise.source != "unknown",
             ancestry=parent,
+            noise_group=noise_group,
         )
         mechanism = self.mechanism.mechanism(setting)
         reasons = [mechanism.reason] if isinstance(mechanism, Unaccounted) else []
