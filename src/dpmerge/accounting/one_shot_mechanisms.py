@@ -203,6 +203,7 @@ class AccountantHistory(Mechanism):
 
     Args:
         costs: Any DP-SGD run with the same noise and sampling; clip norms and rates do not enter a step's cost.
+        public_divisor: Whether somebody vouches that the sum of gradients was divided by nothing private.
 
     >>> from dpmerge.accounting import StepBlock
     >>> block = StepBlock(steps=20, noise_multiplier=32, clip_norm=1, learning_rate=1)
@@ -212,6 +213,7 @@ class AccountantHistory(Mechanism):
     """
 
     costs: DpSgd
+    public_divisor: bool = False
 
     def __post_init__(self) -> None:
         for name in ("adjacency", "label", "ancestry", "independent_noise", "vouched_by", "noise_group"):

@@ -13,7 +13,7 @@ import numpy as np
 
 from dpmerge.accounting.exposure import Adjacency, Checkpoint, Mechanism, one_seed, shared_noise
 from dpmerge.accounting.mechanisms import DpSgd
-from dpmerge.accounting.one_shot_mechanisms import GaussianRelease
+from dpmerge.accounting.one_shot_mechanisms import AccountantHistory, GaussianRelease
 from dpmerge.accounting.smoothness import DeclaredLipschitz, Smoothness
 from dpmerge.accounting.training_settings import Clipping
 from dpmerge.accounting.validation import Array
@@ -90,10 +90,19 @@ def independent_noise(support: Sequence[Checkpoint]) -> Premise:
 def common_premises(support: Sequence[Checkpoint]) -> list[Premise]:
     """What every theorem about several runs rests on."""
     premises = [independent_noise(support)]
-    if any(c.run.adjacency is Adjacency.ADD_REMOVE and isinstance(c.run, DpSgd) for c in support):
+    vouched = [c for c in support if isinstance(c.run, AccountantHistory) and c.run.public_divisor]
+    if vouched or any(c.run.adjacency is Adjacency.ADD_REMOVE and isinstance(c.run, DpSgd) for c in support):
         # Dividing by the true number of records would make both the shift and the noise depend on the record.
         premises.append(Premise("public_divisor", True, _records(support)))
     return premises
+
+
+def learning_rates_known(support: Sequence[Checkpoint]) -> list[Premise]:
+    """What every theorem about updates needs; of a run that states none only the cost is known."""
+    silent = dict.fromkeys(c.run.label for c in support if isinstance(c.run, AccountantHistory))
+    if not silent:
+        return []
+    return [Premise("learning_rates_known", False, f"nobody: not stated of {', '.join(silent)}")]
 
 
 def separate_runs(support: Sequence[Checkpoint]) -> list[Premise]:

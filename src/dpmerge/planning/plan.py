@@ -27,7 +27,7 @@ from dpmerge.terms.caveats import Caveat, release_caveats
 from dpmerge.terms.guarantee import Guarantee
 from dpmerge.terms.noise_groups import group_premises, groups_among
 from dpmerge.terms.release_terms import ReleaseTerms
-from dpmerge.terms.run_record import own_losses
+from dpmerge.terms.run_record import stated_premises
 
 if TYPE_CHECKING:
     from dpmerge.planning.single_checkpoint import SingleCheckpoint
@@ -214,7 +214,7 @@ class Plan:
         for candidate in self.candidates:
             yield from candidate.bound.premises
         involved = {run.label for run in self.exposure.steps}
-        yield from own_losses(run.manifest.statement for run in self.portfolio.runs if run.id in involved)
+        yield from stated_premises(run.manifest.statement for run in self.portfolio.runs if run.id in involved)
         yield from group_premises(self.noise_groups)
         if len(self.candidates) > 1:
             yield independent_draw()

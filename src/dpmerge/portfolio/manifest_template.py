@@ -27,6 +27,7 @@ OPTIMIZER_RATE_ACCEPTED = (
 ASKED_FOR = frozenset(
     {
         "mechanism.noise_on",
+        "mechanism.loss_reduction",
         "mechanism.expected_batch_size",
         *(f"mechanism.optimizer.{name}" for name in ("momentum", "nesterov", "dampening", "weight_decay")),
         "checkpoints[]",

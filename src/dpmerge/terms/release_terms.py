@@ -28,7 +28,7 @@ from dpmerge.terms.caveats import Caveat, release_caveats, run_caveats
 from dpmerge.terms.checkpoint_reference import CheckpointReference
 from dpmerge.terms.documents import Strict, Text, validated
 from dpmerge.terms.noise_groups import group_caveats, group_names, group_premises, require_one_of_a_group
-from dpmerge.terms.run_record import RunId, RunRecord, own_losses, shared_map_voucher
+from dpmerge.terms.run_record import RunId, RunRecord, shared_map_voucher, stated_premises
 from dpmerge.terms.theorems import Theorem
 
 UNITS = 2**53
@@ -177,7 +177,7 @@ class ReleaseTerms(Strict):
     def _each_premise(self) -> Iterator[Premise]:
         for bound in self.bounds:
             yield from bound.premises
-        yield from own_losses(self.runs)
+        yield from stated_premises(self.runs)
         yield from group_premises(self.noise_groups)
         if len(self.candidates) > 1:
             yield independent_draw()

@@ -161,6 +161,24 @@ def own_losses(statements: Iterable[RunRecord]) -> Iterator[Premise]:
         yield Premise(OWN_LOSSES, True, "; ".join([", ".join(voices), *nobody]))
 
 
+def stated_premises(statements: Iterable[RunRecord]) -> Iterator[Premise]:
+    """What a cost rests on beside its theorem, by what the runs state."""
+    stated = list(statements)
+    yield from own_losses(stated)
+    yield from vouched_sampling(stated)
+
+
+def vouched_sampling(statements: Iterable[RunRecord]) -> Iterator[Premise]:
+    """An accountant's history does not say how batches were drawn: who does, run by run."""
+    voices = [
+        f"{stated.run} ({stated.mechanism.sampling}, vouched for by {stated.mechanism.sampling_vouched_by})"
+        for stated in statements
+        if isinstance(stated.mechanism, HistoryFacts) and stated.mechanism.sampling_vouched_by is not None
+    ]
+    if voices:
+        yield Premise("batches_drawn_as_stated", True, ", ".join(voices))
+
+
 def shared_map_voucher(mechanisms: Iterable[object]) -> str | None:
     """Who vouches that these runs share one affine update map, by what each says of its mechanism; None: nobody."""
     maps = []
