@@ -164,6 +164,8 @@ def _conditions(document: Document) -> Iterator[tuple[str, bool, str]]:
     # What is not said yet may turn out to be the case that needs more: all of it is asked for in one round.
     rateless = _leaves_out_rates(facts)
     mean = facts.get("loss_reduction", "mean" if kind == "dp_sgd" and not rateless else None) == "mean"
+    reduction = kind == "dp_sgd" and not rateless and "loss_reduction" not in facts
+    yield "mechanism.loss_reduction", reduction, '"mean" or "sum": of the batch\'s losses'
     divisor = "a finite number > 0: what a mean divides the sum by; left out for a sum"
     yield "mechanism.expected_batch_size", mean and "expected_batch_size" not in facts, divisor
     yield from _of_the_optimizer(facts)
