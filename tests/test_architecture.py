@@ -187,7 +187,8 @@ def test_tests_notice_a_misdirected_import(tmp_path: Path) -> None:
 
 PUBLIC_NAMES = [
     "DpmergeError", "Guarantee", "Ledger", "Plan", "Portfolio", "Prior", "PrivateValidation", "PublicEvaluation",
-    "__version__", "audit", "errors", "feasible_set", "frontier", "inspect", "plan", "prepare", "release", "verify",
+    "__version__", "audit", "errors", "feasible_set", "frontier", "import_models", "inspect", "plan", "prepare",
+    "release", "verify",
 ]  # fmt: skip
 
 
@@ -268,7 +269,7 @@ def test_certificates_import_the_terms_and_the_accounting_and_no_other_part() ->
         assert not wrong, f"{path.name} imports {wrong}"
 
 
-MOST_MODULES = 45
+MOST_MODULES = 46
 """Of ours, that have to be believed by who verifies a certificate."""
 
 

@@ -281,6 +281,7 @@ GLOSSARY = {  # heading → how the word looks in a sentence
     "linear-combination": r"linear combinations?",
     "look-set": r"look sets?",
     "μ": r"μ",
+    "noise-group": "noise groups?",
     "premise": r"premises?",
     "random-selection": r"random selections?",
     "release-noise": r"release noise",

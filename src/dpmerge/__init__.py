@@ -1,8 +1,8 @@
 """dpmerge: a model for any privacy level, from the differentially private models you already have.
 
-The verbs of the command line are functions here: `inspect`, `plan`, `feasible_set`, `frontier`, `prepare` and `release`
-(together what `dpmerge merge` does), `verify`, `audit`; `Ledger` is what was released and what it has cost. The errors
-they raise are in `dpmerge.errors`.
+The verbs of the command line are functions here: `import_models`, `inspect`, `plan`, `feasible_set`, `frontier`,
+`prepare` and `release` (together what `dpmerge merge` does), `verify`, `audit`; `Ledger` is what was released and what
+it has cost. The errors they raise are in `dpmerge.errors`.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dpmerge.planning.public_selection import PublicEvaluation as PublicEvaluation
     from dpmerge.portfolio import Portfolio as Portfolio
     from dpmerge.portfolio.inspection import inspect as inspect
+    from dpmerge.portfolio.model_import import import_models as import_models
     from dpmerge.releasing.portfolio_ledger import PortfolioLedger
     from dpmerge.releasing.prepare import prepare as prepare
     from dpmerge.releasing.release import release as release
@@ -43,6 +44,7 @@ _HOMES = {
     "audit": "dpmerge.auditing.audit",
     "feasible_set": "dpmerge.planning.feasible_set",
     "frontier": "dpmerge.planning.frontier",
+    "import_models": "dpmerge.portfolio.model_import",
     "inspect": "dpmerge.portfolio.inspection",
     "plan": "dpmerge.planning.planner",
     "prepare": "dpmerge.releasing.prepare",

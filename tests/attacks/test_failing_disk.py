@@ -284,7 +284,8 @@ def test_tests_notice_when_staging_tries_for_ever(tmp_path: Path) -> None:
     must_notice(locks_that_fail_while_staging, tmp_path, staging, "try_lock", of_somebody_else)
 
 
-NEW = ("manifest", "import-opacus", "{}/history.json", "--start", "random", "-o", "{}/m.json")
+SAID = ("--adjacency", "add_remove", "--sampling", "poisson", "--public-divisor", "--noise-source", "unknown")
+NEW = ("import", "{}/fresh", "--start", "random", "--who", "Ann", *SAID)
 NO_TEXT = os.fsdecode(b"caf\xe9")
 
 
@@ -321,7 +322,8 @@ class TestPathsThatAreNotUtf8:
         self, tmp_path: Path, arguments: tuple[object, ...]
     ) -> None:
         home = place(tmp_path)
-        (home / "history.json").write_text(json.dumps({"history": [[1.0, 0.01, 10]], "mechanism": "rdp"}))
+        (home / "fresh").mkdir()
+        (home / "fresh" / "history.json").write_text(json.dumps({"history": [[1.0, 0.01, 10]], "mechanism": "rdp"}))
         result = ran(*(str(each).replace("{}", str(home)).replace("N", NO_TEXT) for each in arguments))
         assert isinstance(result.exception, SystemExit), repr(result.exception)
         assert result.exit_code == 2, result.output

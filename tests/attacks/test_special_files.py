@@ -58,7 +58,8 @@ PIPES: dict[str, tuple[str, tuple[object, ...], int]] = {
     "a plan": ("plan.json", ("merge", "{}/portfolio", "--plan", "{}/plan.json", "-o", "{}/new"), 2),
     "a specification": ("spec.json", ("account", "{}/spec.json"), 2),
     "a listing": ("portfolio/portfolio.yaml", ("inspect", "{}/portfolio/portfolio.yaml"), 2),
-    "a history": ("history.json", ("manifest", "import-opacus", "{}/history.json", "--run", "a", "--dataset", "b"), 2),
+    "a history": ("fresh/history.json", ("import", "{}/fresh", "--run", "a", "--dataset", "b"), 2),
+    "a pickle": ("fresh/model.pt", ("import", "{}/fresh", "--allow-pickle", "--dataset", "b"), 2),
     "examples": ("x.npz", ("plan", "{}/portfolio", *WEIGHTS[:4], "--evaluator", "linear:{}/x.npz"), 2),
     "trusted keys": ("keys.yaml", ("verify", "{}/out", "--trusted-keys", "{}/keys.yaml"), 2),
     "a release to attack": (f"out/{CERTIFICATE_NAME}", ("audit", "{}/out"), 2),
@@ -72,6 +73,7 @@ def a_pipe(name: str) -> Callable[[Path], None]:
     def attack(folder: Path) -> None:
         home = place(folder)
         before = charges(home / "portfolio") if where != f"portfolio/{LEDGER_NAME}" else 1
+        (home / where).parent.mkdir(exist_ok=True)
         pipe(home / where)
         with within(SECONDS):
             result = ran(*(str(each).replace("{}", str(home)) for each in asked))

@@ -146,7 +146,7 @@ def test_an_unknown_kind_has_no_template(tmp_path: Path) -> None:
     result = call("new", "magic", "-o", tmp_path / "run.yaml")
     assert result.exit_code == 2
     assert "kind: got 'magic'; accepted: dp_sgd, gaussian_release" in result.stderr
-    assert "import-opacus" in call("new", "accountant_history", "-o", tmp_path / "run.yaml").stderr
+    assert "dpmerge import" in call("new", "accountant_history", "-o", tmp_path / "run.yaml").stderr
     assert list(tmp_path.iterdir()) == []
 
 
@@ -356,97 +356,6 @@ def test_write_never_replaces_a_record(tmp_path: Path) -> None:
 def test_an_unstated_generator_is_not_written_as_insecure(tmp_path: Path) -> None:
     written(tmp_path, PAIR)
     assert "secure_rng" not in Manifest.read(tmp_path / "privacy.json").document()["noise"]
-
-
-HISTORY = {"history": [[1.0, 0.01, 600], [2.0, 0.01, 400]], "mechanism": "rdp"}
-TOLD = ("--sampling", "poisson", "--public-divisor", "--noise-source", "os_entropy", "--start", "random")
-
-
-def imported(folder: Path, history: object, *more: object) -> Result:
-    (folder / "history.json").write_text(json.dumps(history))
-    shared = ("--run", "old", "--dataset", "adult", "--out", folder / "privacy.json")
-    return call("import-opacus", folder / "history.json", *shared, *more)
-
-
-def test_a_history_alone_has_no_number_and_says_why(tmp_path: Path) -> None:
-    result = imported(tmp_path, HISTORY, "--json")
-    theorems = json.loads(result.stdout)["theorems"]
-    assert not any(each["certifies"] for each in theorems.values())
-    assert "what it started from is not recorded" in theorems["joint_release"]["missing"][0]["because"]
-
-
-def test_a_history_with_what_it_cannot_know_reaches_joint_release_and_no_more(tmp_path: Path) -> None:
-    result = imported(tmp_path, HISTORY, *TOLD, "--json")
-    theorems = json.loads(result.stdout)["theorems"]
-    assert [name for name, each in theorems.items() if each["certifies"]] == ["joint_release"]
-    missing = {p["premise"] for p in theorems["hidden_state"]["missing"]}
-    assert {"full_batch", "sgd_without_momentum", "smoothness_known", "flat_clipping"} <= missing
-
-
-def test_an_imported_history_costs_what_dp_accounting_says(tmp_path: Path) -> None:
-    decided = ("--stopping", "fixed", "--schedule", "private", "--record-losses", "vouched")
-    imported(tmp_path, [[1.0, 0.01, 1000]], *TOLD, *decided)
-    manifest = Manifest.read(tmp_path / "privacy.json")
-    assert (manifest.stopping, manifest.schedule, manifest.record_losses) == ("fixed", "private", "vouched")
-    mechanism = manifest.mechanism_from(None)
-    assert mechanism.profile().epsilon(1e-5) == pytest.approx(1.8282, abs=2e-4)
-
-
-def test_a_full_batch_history_reaches_no_theorem_about_updates(tmp_path: Path) -> None:
-    told = ("--sampling", "full_batch", "--adjacency", "replace_one", *TOLD[2:])
-    result = imported(tmp_path, [[32.0, 1.0, 1]], *told, "--json")
-    theorems = json.loads(result.stdout)["theorems"]
-    assert [name for name, each in theorems.items() if each["certifies"]] == ["joint_release"]
-
-
-def test_shuffled_batches_have_no_rate_whatever_the_accountant_was_told(tmp_path: Path) -> None:
-    told = ("--sampling", "shuffled", "--steps-per-epoch", "100", "--adjacency", "replace_one", *TOLD[2:])
-    assert imported(tmp_path, [[1.0, 0.01, 1000]], *told).exit_code == 0
-    manifest = Manifest.read(tmp_path / "privacy.json")
-    assert manifest.mechanism.blocks[0].sampling_rate == 1  # type: ignore[union-attr]
-    assert manifest.mechanism_from(None).profile().epsilon(1e-5) > 20  # ten epochs, each a Gaussian step with μ = 2
-
-
-INVALID_HISTORIES = {
-    "empty": ([], (), "history: got []; accepted: a non-empty list of [noise multiplier, sampling rate, steps]"),
-    "not a list": ({"history": 3}, (), "history: got 3"),
-    "two numbers": ([[1.0, 0.1]], (), "history[0]: got [1.0, 0.1]; accepted: [noise multiplier ≥ 0"),
-    "a rate above one": ([[1.0, 1.5, 3]], (), "history[0]: got [1.0, 1.5, 3]"),
-    "steps that are no integer": ([[1.0, 0.5, 3.5]], (), "history[0]: got [1.0, 0.5, 3.5]"),
-    "negative noise": ([[-1.0, 0.5, 3]], (), "history[0]: got [-1.0, 0.5, 3]"),
-    "a full batch at a rate": (HISTORY, ("--sampling", "full_batch"), "sampling: got full_batch, at a rate of 0.01"),
-    "shuffled without epochs": (
-        HISTORY, ("--sampling", "shuffled", "--adjacency", "replace_one"), "steps_per_epoch: got None",
-    ),
-    "epochs longer than the rate says": (
-        [[1.0, 0.1, 1000]],
-        ("--sampling", "shuffled", "--steps-per-epoch", "1000", "--adjacency", "replace_one"),
-        "steps_per_epoch: got 1000; accepted: at most 10",
-    ),
-    "unknown sampling": (HISTORY, ("--sampling", "often"), "mechanism.sampling: got 'often'"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", INVALID_HISTORIES)
-def test_an_invalid_history_is_refused(tmp_path: Path, name: str) -> None:
-    history, more, message = INVALID_HISTORIES[name]
-    result = imported(tmp_path, history, *more)
-    assert result.exit_code == 2
-    assert message in result.stderr
-    assert not (tmp_path / "privacy.json").exists()
-
-
-def test_a_pickled_accountant_is_refused_with_the_way_to_save_it(tmp_path: Path) -> None:
-    (tmp_path / "history.pt").write_bytes(b"\x80\x04\x95")
-    result = call("import-opacus", tmp_path / "history.pt", "--run", "a", "--dataset", "b")
-    assert result.exit_code == 2
-    assert "json.dump(privacy_engine.accountant.state_dict(), file)" in result.stderr
-
-
-def test_every_gap_of_a_history_is_named_at_once(tmp_path: Path) -> None:
-    reason = json.loads(imported(tmp_path, HISTORY, "--json").stdout)["released_alone"]["reason"]
-    for gap in ("how its batches were drawn", "public_divisor is false", "what it started from"):
-        assert gap in reason
 
 
 def test_check_gives_the_cost_at_the_delta_asked_for(tmp_path: Path) -> None:

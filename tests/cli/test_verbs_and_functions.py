@@ -25,7 +25,6 @@ from dpmerge.planning.feasible_set import FeasibleSet
 from dpmerge.portfolio.manifest_check import check_manifest
 from dpmerge.portfolio.manifest_draft import write_manifest
 from dpmerge.portfolio.manifest_template import write_template
-from dpmerge.portfolio.opacus_history import import_opacus
 from dpmerge.releasing.chargeable import why_not_chargeable
 from dpmerge.releasing.json_schemas import json_schema
 from dpmerge.releasing.manifest_upgrade import upgrade_manifests
@@ -149,7 +148,11 @@ VERBS = {
     "manifest write": Verb(function=write_manifest, only_command=CHECKED),
     "manifest check": Verb(function=check_manifest, renamed={"file": "path"}),
     "manifest schema": Verb(function=json_schema),
-    "manifest import-opacus": Verb(function=import_opacus, only_command=CHECKED),
+    "import": Verb(
+        function=dpm.import_models,
+        only_command=CHECKED,
+        only_python={"ask": "the verb asks at the terminal"},
+    ),
     "manifest upgrade": Verb(function=upgrade_manifests),
     "ledger show": Verb(function=dpm.Ledger.reports, elsewhere=OPENED),
     "ledger spent": Verb(function=dpm.Ledger.reports, elsewhere=OPENED),

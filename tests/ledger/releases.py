@@ -10,6 +10,7 @@ from dpmerge.ledger import BudgetScope, Cap, Charge, identities, noise_marks
 from dpmerge.ledger.cap_setting import cap_body
 from dpmerge.ledger.charge import exposures
 from dpmerge.ledger.entries import Entry, following
+from dpmerge.ledger.group_locks import require_own_noise, require_stated_groups
 from dpmerge.ledger.privacy_filters import Proposal, admit
 from dpmerge.ledger.run_checks import require_same_runs
 from dpmerge.ledger.state import State
@@ -77,6 +78,7 @@ def terms(
     seen: Mapping[str, int] | None = None,
     validation: Validation | None = None,
     release_noise: float = 0.0,
+    noise_groups: list[list[str]] | None = None,
 ) -> ReleaseTerms:
     by_name = {manifest.run: manifest for manifest in manifests}
     made = [
@@ -94,6 +96,7 @@ def terms(
         probabilities=exactly(probabilities or [1 / len(made)] * len(made)),
         choice=Choice(kind=kind, rule="by the tests"),  # type: ignore[arg-type]
         validation=validation,
+        noise_groups=noise_groups,
     )
 
 
@@ -139,6 +142,8 @@ def entered(state: State, asked: Charge, index: int) -> Entry:
         state.apply(opening)
     before, runs = state.scopes[scope.id], list(asked.runs)
     require_same_runs(before, runs)
+    require_stated_groups(asked)
+    require_own_noise(state, scope, runs)
     proposal = Proposal(asked.terms, exposures(asked.body["terms"], asked.identities), asked.final)
     admitted = admit(before.considering(runs), proposal)
     body = asked.body | {

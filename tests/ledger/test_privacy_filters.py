@@ -133,7 +133,7 @@ def test_a_record_edited_after_the_ceiling_was_priced_is_refused(ledger: Ledger)
 
 def test_a_ceiling_of_runs_with_one_seed_is_refused(ledger: Ledger) -> None:
     pair = [seeded("a", 42, 64.0), seeded("b", 42, 64.0)]
-    with pytest.raises(NoGuaranteeError, match="same noise seed"):
+    with pytest.raises(NoGuaranteeError, match="a and b share a noise seed"):
         ledger.set_cap(SCOPE, Cap.of_manifests(1.0, DELTA, {"a": 1, "b": 1}, pair))
 
 

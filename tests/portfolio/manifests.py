@@ -67,6 +67,8 @@ def training(draw: st.DrawFn, *, history: bool, size: int | None) -> tuple[Docum
     }
     if sampling == "shuffled":
         facts["steps_per_epoch"] = draw(COUNTS)
+    if history:
+        facts |= draw(optional(sampling_vouched_by=TEXTS))
     if not history:
         facts["flat_clipping"] = draw(st.booleans())
         decay = {"momentum": SIZES_OR_ZERO, "weight_decay": SIZES_OR_ZERO, "dampening": st.floats(0, 1)}

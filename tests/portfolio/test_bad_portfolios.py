@@ -315,17 +315,6 @@ BAD: dict[str, Bad] = {
         set_in("b", "noise", "stream", to=manifest("a")["noise"]["stream"]),
         NotIndependentError, B, "noise.stream", ("a/privacy.json", "not independent"),
     ),
-    "the same seed twice": Bad(
-        manifests(**{run: manifest(run, noise={"source": "seeded", "seed": 42}) for run in "ab"}),
-        NotIndependentError, B, "noise.seed", ("42", "a/privacy.json", "not independent"),
-    ),
-    "seeds that give the same noise": Bad(
-        manifests(
-            a=manifest("a", noise={"source": "seeded", "seed": 42}),
-            b=manifest("b", noise={"source": "seeded", "seed": 42 + 2**32}),
-        ),
-        NotIndependentError, B, "noise.seed", ("a/privacy.json", "not independent"),
-    ),
     "weights copied to another run": Bad(
         copied, NotIndependentError, "b/step-4.safetensors", "weights", ("b@4", "a@4 has the same", "share their noise")
     ),

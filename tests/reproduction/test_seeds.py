@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from dpmerge.auditing.findings import Finding
-from dpmerge.errors import NotIndependentError
+from dpmerge.errors import NoGuaranteeError, NotCombinableError
 from dpmerge.ledger import ledger as ledgers
+from dpmerge.ledger.run_costs import RunCosts
 from dpmerge.portfolio import Portfolio
 from portfolio.portfolios import BLOCK, DP_SGD, manifest, replaced, write_portfolio
 from reproduction.scenarios import seeds
@@ -73,14 +74,15 @@ def test_in_the_average_of_a_run_and_its_turned_twin_one_step_of_noise_is_left()
 
 
 def test_a_ledger_that_does_not_look_at_seeds_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledgers, "require_same_runs", lambda state, runs: None)
+    monkeypatch.setattr(ledgers, "require_own_noise", lambda state, scope, runs: None)
+    monkeypatch.setattr(RunCosts, "mark", lambda self, identity, mark: None)
     found = findings("shared_seed")["the ledger, which refuses the second run"]
     assert found.claim.value is not None
     assert found.verdict == "violated"
 
 
 def test_a_portfolio_refuses_the_runs_of_the_attack(tmp_path: Path) -> None:
-    """The same two schedules as manifests: with one seed refused by name, with two loaded."""
+    """The same two schedules as manifests: with one seed never seen together, with two priced."""
     for number, second in enumerate((42, 42 + 2**32, 43)):
         documents = {}
         for run, seed in zip(seeds.UNEQUAL, (42, second), strict=True):
@@ -93,10 +95,14 @@ def test_a_portfolio_refuses_the_runs_of_the_attack(tmp_path: Path) -> None:
             mechanism = replaced(DP_SGD, "blocks", to=[block])
             documents[run.name] = manifest(run.name, mechanism=mechanism, noise={"source": "seeded", "seed": seed})
         home = write_portfolio(tmp_path / str(number), runs=documents, manifests=documents)
+        loaded = Portfolio.load(home)
         if second % 2**32 == 42:
-            with pytest.raises(NotIndependentError) as refused:
-                Portfolio.load(home)
+            with pytest.raises(NotCombinableError) as refused:
+                loaded.require_combinable(loaded.runs)
             assert refused.value.field == "noise.seed"
+            with pytest.raises(NoGuaranteeError, match="share a noise seed"):
+                loaded.everything().profile()
         else:
-            loaded = Portfolio.load(home)
+            loaded.require_combinable(loaded.runs)
+            loaded.everything().profile()
             assert {run.id for run in loaded.runs} == {run.name for run in seeds.UNEQUAL}

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from dpmerge import Portfolio
-from dpmerge.errors import NotIndependentError
+from dpmerge.errors import NoGuaranteeError
 from dpmerge.portfolio.manifest import MANIFEST_NAME, Manifest
 from reproduction.run_store import RunStore
 from reproduction.training import SECONDS_NAME, Setup, Task, steps_per_epoch, train, warm_up_and_decay
@@ -169,8 +169,8 @@ def test_runs_that_share_noise_are_refused_and_the_store_makes_none(store: RunSt
     setup = Setup(clip_norm=2.0, noise_multiplier=1.0, rates=(0.1,))
     for name in ("one", "two"):
         train(store.mnist, replace(setup, clip_norm=1.0 + (name == "two")), tmp_path / name, noise_seed=1)
-    with pytest.raises(NotIndependentError):
-        Portfolio.load(tmp_path)
+    with pytest.raises(NoGuaranteeError, match="share a noise seed"):
+        Portfolio.load(tmp_path).everything().profile()
     names = [(name, str(repeat), run) for name in ("a", "b") for repeat in range(20) for run in ("x", "y", "z")]
     seeds = [store.noise_seed(*name) for name in names]
     assert len(set(seeds)) == len(names)

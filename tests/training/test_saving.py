@@ -14,7 +14,13 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from dpmerge.errors import InvalidInputError, NotIndependentError, PrivateMetricError, RecordingError
+from dpmerge.errors import (
+    InvalidInputError,
+    NoGuaranteeError,
+    NotCombinableError,
+    PrivateMetricError,
+    RecordingError,
+)
 from dpmerge.portfolio.manifest import MANIFEST_NAME, Manifest
 from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.training import Ancestry
@@ -315,8 +321,11 @@ def test_two_runs_of_one_seed_are_not_independent(tmp_path: Path) -> None:
         run = private()
         with recorded(run, tmp_path / name, run=name, noise_seed=5):
             run.train(1)
-    with pytest.raises(NotIndependentError, match="noise.seed"):
-        Portfolio.load(tmp_path)
+    portfolio = Portfolio.load(tmp_path)
+    with pytest.raises(NoGuaranteeError, match="a and b share a noise seed"):
+        portfolio.everything().profile()
+    with pytest.raises(NotCombinableError, match="noise.seed"):
+        portfolio.require_combinable(portfolio.runs)
 
 
 def test_weights_that_turn_not_finite_keep_the_checkpoints_before(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from dpmerge.accounting.premises import (
     full_batch,
     hidden_state_premises,
     known_inclusion,
+    learning_rates_known,
     linear_last_update,
     noise_on_the_weights,
     one_step,
@@ -186,6 +187,7 @@ def last_step(combination: LinearCombination) -> Bound:
     support = combination.support
     premises = [
         *common_premises(support),
+        *learning_rates_known(support),
         *known_inclusion(support),
         *separate_runs(support),
         linear_last_update(support),
@@ -239,7 +241,8 @@ def merged_trajectory(combination: LinearCombination, alignment: Alignment = "ap
         return _merged_trajectory_profile(combination, alignment) if all(p.holds for p in separate) else None
 
     name = "merged_trajectory_prepended" if alignment == "prepended" else "merged_trajectory"
-    premises = [*common_premises(support), *separate, bounded, *noise_on_the_weights(support), only_release()]
+    rates = learning_rates_known(support)
+    premises = [*common_premises(support), *rates, *separate, bounded, *noise_on_the_weights(support), only_release()]
     return _bound(name, premises, profile)
 
 
@@ -262,7 +265,7 @@ def hidden_state(combination: LinearCombination) -> Bound:
     0.777
     """
     support = combination.support
-    premises = (*common_premises(support), *hidden_state_premises(support))
+    premises = (*common_premises(support), *learning_rates_known(support), *hidden_state_premises(support))
     profile = None
     if all(premise.holds for premise in premises):
         from dpmerge.accounting.hidden_state_shifts import best_shifts, proved_mu

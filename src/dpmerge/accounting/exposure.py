@@ -68,6 +68,8 @@ class Mechanism(ABC):
     ancestry: Checkpoint | None = None
     independent_noise: bool = True
     """Whether anybody vouches that its randomness was drawn independently of every other run's."""
+    noise_group: str | None = None
+    """Runs of one group have one noise seed: what two of them cost together nobody knows, and it may be infinite."""
 
     @property
     @abstractmethod
@@ -206,6 +208,22 @@ class Exposure:
                 f"nobody says where the noise of {', '.join(unknown)} came from; "
                 "runs that share a noise seed cost more than their sum"
             )
+        if (pair := shared_noise(runs)) is not None:
+            raise NoGuaranteeError(f"{one_seed(*pair)}: what they cost together nobody knows")
+
+
+def shared_noise(runs: Iterable[Mechanism]) -> tuple[str, str] | None:
+    """The first two of these runs that are of one noise group, by name; None if no two are."""
+    first: dict[str, Mechanism] = {}
+    for run in runs:
+        if run.noise_group is not None and (other := first.setdefault(run.noise_group, run)) is not run:
+            return other.label, run.label
+    return None
+
+
+def one_seed(first: str, second: str) -> str:
+    """What is the matter with two runs of one noise group."""
+    return f"{first} and {second} share a noise seed, and subtracting one from the other may take the noise off"
 
 
 def common_adjacency(runs: Iterable[Mechanism]) -> Adjacency | None:

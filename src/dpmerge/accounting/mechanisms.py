@@ -59,6 +59,7 @@ class DpSgd(Mechanism):
         independent_noise: Whether its noise is no other run's.
         label: Its name.
         vouched_by: Who says all this.
+        noise_group: Of runs that share a noise seed: a name for what they share.
 
     Raises:
         InvalidInputError: Facts outside their domain, or that contradict each other.
@@ -83,6 +84,7 @@ class DpSgd(Mechanism):
     independent_noise: bool = True
     label: str = "run"
     vouched_by: str = "the run's record"
+    noise_group: str | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.blocks, StepBlock):

@@ -33,6 +33,7 @@ class OneShot(Mechanism):
     independent_noise: bool = True
     label: str = "release"
     vouched_by: str = "the release's record"
+    noise_group: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "adjacency", enum_member("adjacency", self.adjacency, Adjacency))
@@ -202,6 +203,7 @@ class AccountantHistory(Mechanism):
 
     Args:
         costs: Any DP-SGD run with the same noise and sampling; clip norms and rates do not enter a step's cost.
+        public_divisor: Whether somebody vouches that the sum of gradients was divided by nothing private.
 
     >>> from dpmerge.accounting import StepBlock
     >>> block = StepBlock(steps=20, noise_multiplier=32, clip_norm=1, learning_rate=1)
@@ -211,9 +213,10 @@ class AccountantHistory(Mechanism):
     """
 
     costs: DpSgd
+    public_divisor: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("adjacency", "label", "ancestry", "independent_noise", "vouched_by"):
+        for name in ("adjacency", "label", "ancestry", "independent_noise", "vouched_by", "noise_group"):
             object.__setattr__(self, name, getattr(self.costs, name))
 
     @property

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpmerge.accounting.exposure import Adjacency, Checkpoint, Mechanism
+from dpmerge.accounting.exposure import Adjacency, Checkpoint, Mechanism, one_seed, shared_noise
 from dpmerge.accounting.mechanisms import DpSgd
 from dpmerge.accounting.one_shot_mechanisms import AccountantHistory, GaussianRelease
 from dpmerge.accounting.smoothness import DeclaredLipschitz, Smoothness
@@ -85,7 +85,9 @@ def started_afresh(support: Sequence[Checkpoint]) -> Premise:
 
 def independent_noise(support: Sequence[Checkpoint]) -> Premise:
     """Of several runs, each must have noise of its own; a single one may come from anywhere."""
-    runs = {c.run for checkpoint in support for c in (checkpoint, *checkpoint.ancestors)}
+    runs = dict.fromkeys(c.run for checkpoint in support for c in (checkpoint, *checkpoint.ancestors))
+    if (pair := shared_noise(runs)) is not None:
+        return Premise("independent_noise", False, f"nobody: {one_seed(*pair)}")
     holds = len(runs) == 1 or all(run.independent_noise for run in runs)
     return Premise(
         "independent_noise", holds, _records(support) if holds else "nobody: a run's noise source is unknown"
@@ -95,7 +97,8 @@ def independent_noise(support: Sequence[Checkpoint]) -> Premise:
 def common_premises(support: Sequence[Checkpoint]) -> list[Premise]:
     """What every theorem about several runs rests on."""
     premises = [independent_noise(support), *null_record(support)]
-    if any(c.run.adjacency is Adjacency.ADD_REMOVE and isinstance(c.run, DpSgd) for c in support):
+    vouched = [c for c in support if isinstance(c.run, AccountantHistory) and c.run.public_divisor]
+    if vouched or any(c.run.adjacency is Adjacency.ADD_REMOVE and isinstance(c.run, DpSgd) for c in support):
         # Dividing by the true number of records would make both the shift and the noise depend on the record.
         premises.append(Premise("public_divisor", True, _records(support)))
     return premises
@@ -112,6 +115,14 @@ def seen_in_part(runs: Sequence[Mechanism]) -> list[Premise]:
     """Of runs whose last pass over shuffled data counts in part: what that share rests on, and who says so."""
     voices = ", ".join(dict.fromkeys(map(_voucher, runs)))
     return [Premise("order_secret_and_step_fixed_beforehand", True, voices)] if runs else []
+
+
+def learning_rates_known(support: Sequence[Checkpoint]) -> list[Premise]:
+    """What every theorem about updates needs; of a run that states none only the cost is known."""
+    silent = dict.fromkeys(c.run.label for c in support if isinstance(c.run, AccountantHistory))
+    if not silent:
+        return []
+    return [Premise("learning_rates_known", False, f"nobody: not stated of {', '.join(silent)}")]
 
 
 def separate_runs(support: Sequence[Checkpoint]) -> list[Premise]:

@@ -52,9 +52,9 @@ def schedule_of(statement: RunRecord, adjacency: AdjacencyName, parents: Mapping
     """One stated run, attached to the parent that it names."""
     facts = statement.mechanism
     parent = _parent(statement, parents)
-    if facts.kind == "dp_sgd":
+    if facts.kind == "dp_sgd" and facts.has_rates:
         return _trained(statement.run, facts, adjacency, parent, _shares(statement, facts))
-    if facts.kind == "accountant_history":
+    if facts.kind in ("dp_sgd", "accountant_history"):
         return _remembered(statement.run, facts, adjacency, parent, _shares(statement, facts))
     if facts.kind == "gaussian_release":
         return _once(statement.run, facts.sensitivity, facts.standard_deviation, adjacency, parent)
@@ -75,7 +75,7 @@ def _trained(
     shares: Mapping[int, float],
 ) -> Schedule:
     optimizer = facts.optimizer
-    rates = np.concatenate([np.broadcast_to(block.learning_rate, block.steps) for block in facts.blocks])
+    rates = np.concatenate([np.broadcast_to(np.asarray(b.learning_rate, dtype=float), b.steps) for b in facts.blocks])
     return Schedule(
         name=name,
         rates=rates,  # a block's rate is the effective one already
@@ -101,7 +101,7 @@ def _trained(
 
 def _remembered(
     name: str,
-    facts: HistoryFacts,
+    facts: DpSgdFacts | HistoryFacts,
     adjacency: AdjacencyName,
     parent: tuple[Schedule, int] | None,
     shares: Mapping[int, float],

@@ -15,7 +15,20 @@ import typer
 from typer.core import TyperGroup
 
 from dpmerge import __version__
-from dpmerge.cli import audit, design, example, feasible, frontier, ledger, manifest, merge, plan, reproduce, verify
+from dpmerge.cli import (
+    audit,
+    design,
+    example,
+    feasible,
+    frontier,
+    importing,
+    ledger,
+    manifest,
+    merge,
+    plan,
+    reproduce,
+    verify,
+)
 from dpmerge.cli.options import ALLOW, HEADERS_ONLY, PORTFOLIO
 from dpmerge.cli.terminal import AsJson, one_line_errors, print_json, say, tolerate_narrow_encodings, wide_console
 
@@ -51,6 +64,7 @@ for verb in (
     audit.audit,
 ):
     app.command()(verb)
+app.command("import")(importing.import_models)
 # Whatever options somebody gives it, it says where the experiments are.
 app.command(context_settings={"ignore_unknown_options": True})(reproduce.reproduce)
 

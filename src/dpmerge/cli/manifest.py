@@ -1,4 +1,4 @@
-"""`dpmerge manifest`: write, import, check, upgrade the record of a run."""
+"""`dpmerge manifest`: write, check, upgrade the record of a run."""
 
 from __future__ import annotations
 
@@ -78,72 +78,6 @@ def write(
         manifest = write_manifest(draft, out)
         path = draft.parent if out is None else out
         path = path / MANIFEST_NAME if path.is_dir() else path
-        _report(ManifestCheck(path=path, delta=delta, manifest=manifest), as_json)
-
-
-@app.command("import-opacus")
-def import_opacus(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A saved accountant, as JSON.")],
-    out: Out = Path("privacy.json"),
-    run: Annotated[str | None, typer.Option(help="A name for the run.")] = None,
-    dataset: Annotated[
-        str | None, typer.Option(help="A name for the private data, yours; never a digest of it.")
-    ] = None,
-    adjacency: Annotated[str, typer.Option(help="`replace_one`, `add_remove` or `zero_out`.")] = "add_remove",
-    unit: Annotated[str, typer.Option(help="Whose privacy one record is.")] = "record",
-    size: Annotated[
-        int | None, typer.Option(help="The public number of records (under replace_one and zero_out).")
-    ] = None,
-    sampling: Annotated[
-        str, typer.Option(help="`full_batch`, `poisson`, `shuffled` or `unknown`: how batches were really drawn.")
-    ] = "unknown",
-    steps_per_epoch: Annotated[int | None, typer.Option(help="For shuffled batches.")] = None,
-    public_divisor: Annotated[
-        bool,
-        typer.Option(
-            "--public-divisor", help="Under add_remove: the expected batch size was fixed without looking at the data."
-        ),
-    ] = False,
-    noise_source: Annotated[str, typer.Option(help="`os_entropy`, `seeded` or `unknown`.")] = "unknown",
-    noise_seed: Annotated[int | None, typer.Option(help="The seed, if the noise was seeded.")] = None,
-    start: Annotated[str, typer.Option(help="`random`, `public`, `private` or `unknown`.")] = "unknown",
-    public_source: Annotated[str | None, typer.Option(help="Which public checkpoint it started from.")] = None,
-    parent: Annotated[str | None, typer.Option(help="The private parent, as `run@step`.")] = None,
-    tuning: Annotated[str, typer.Option(help="`none`, `public`, `charged` or `unknown`.")] = "unknown",
-    stopping: Annotated[
-        str | None,
-        typer.Option(help="When to stop was `fixed`, or decided by `public` or `private` data, or is `unknown`."),
-    ] = None,
-    schedule: Annotated[str | None, typer.Option(help="Likewise for rates, clip norms and noise that changed.")] = None,
-    record_losses: Annotated[
-        str | None, typer.Option(help="`vouched` if each record had a loss of its own (--who says so), or `unknown`.")
-    ] = None,
-    who: Annotated[str | None, typer.Option(help="Who vouches for this.")] = None,
-    checkpoint: Annotated[
-        list[str] | None,
-        typer.Option(help="`STEP=FILE.safetensors` (of shards: their index), beside the manifest; again for each."),
-    ] = None,
-    delta: Delta = 1e-5,
-    as_json: AsJson = False,
-) -> None:
-    """Read an Opacus accountant's history, and say what it does not tell.
-
-    Save it with `json.dump(privacy_engine.accountant.state_dict(), file)`. A history knows noise multipliers, rates and
-    steps; not whether batches were really sampled, what was clipped, or how fast was learned. What you do not add as a
-    flag stays unknown, and the theorems that need it stay out of reach.
-
-    Example: `dpmerge manifest import-opacus history.json --run old --dataset adult --sampling poisson
-    --public-divisor --noise-source os_entropy --start random`
-    """
-    stated = {name: value for name, value in locals().items() if name not in ("file", "delta", "as_json")}
-    with one_line_errors():
-        from dpmerge.accounting import validation
-        from dpmerge.portfolio.manifest_check import ManifestCheck
-        from dpmerge.portfolio.opacus_history import import_opacus as imported
-
-        validation.delta("--delta", delta)
-        manifest = imported(file, **{**stated, "checkpoint": checkpoint or ()})
-        path = out / "privacy.json" if out.is_dir() else out
         _report(ManifestCheck(path=path, delta=delta, manifest=manifest), as_json)
 
 

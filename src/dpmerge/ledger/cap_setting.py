@@ -19,6 +19,7 @@ from dpmerge.errors import CapExceededError, InvalidInputError, NoGuaranteeError
 from dpmerge.ledger.caps import MARGIN, Cap, gaussian_budget, renyi_budget
 from dpmerge.ledger.charge import Charge, by_identity
 from dpmerge.ledger.entries import Entry
+from dpmerge.ledger.group_locks import require_no_known_seed
 from dpmerge.ledger.privacy_filters import Proposal, adopted_cost, beyond, cost_of
 from dpmerge.ledger.run_checks import Stated, require_same_runs
 from dpmerge.ledger.scope_state import ScopeState
@@ -123,6 +124,7 @@ def _ceiling(state: ScopeState, cap: Cap) -> Iterator[dict[str, Any]]:
     """Each run of the ceiling, ancestors included, once the whole is known to fit."""
     runs = list(_ceiling_runs(cap))
     require_same_runs(state, runs)
+    require_no_known_seed(state, runs, {identity for identity, _, _ in runs})
     statements = {identity: validated(RunRecord, statement, "statement") for identity, statement, _ in runs}
     mechanisms_of(statements, Adjacency(state.scope.adjacency))  # refuses runs that descend from themselves
     considered = state.considering(runs)

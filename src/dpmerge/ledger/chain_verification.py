@@ -16,6 +16,7 @@ from dpmerge.errors import DpmergeError, LedgerBrokenError
 from dpmerge.ledger.cap_setting import adoption_cost, cap_body, cap_in
 from dpmerge.ledger.charge import Charge
 from dpmerge.ledger.entries import Entry, canonical
+from dpmerge.ledger.group_locks import require_own_noise, require_stated_groups
 from dpmerge.ledger.privacy_filters import Proposal, admit
 from dpmerge.ledger.run_checks import require_own_dataset, require_same_runs, require_unlocked_elsewhere
 from dpmerge.ledger.scope_state import ScopeState
@@ -77,6 +78,8 @@ def _require_release(state: State, known: ScopeState, entry: Entry) -> None:
     runs = list(charge.runs)
     require_own_dataset(state, known.scope, runs)
     require_same_runs(known, runs)
+    require_stated_groups(charge)
+    require_own_noise(state, known.scope, runs)
     if not 0 <= body["index"] < len(charge.exposures):
         raise LedgerBrokenError(f"entry {entry.seq}: a candidate was drawn that the terms do not have")
     proposal = Proposal(charge.terms, charge.exposures, body["final"])

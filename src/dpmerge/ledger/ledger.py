@@ -20,6 +20,7 @@ from dpmerge.ledger.caps import Cap
 from dpmerge.ledger.charge import Charge, Output
 from dpmerge.ledger.database import append
 from dpmerge.ledger.entries import BudgetScope, Entry, Kind, canonical, following
+from dpmerge.ledger.group_locks import require_own_noise, require_stated_groups
 from dpmerge.ledger.ledger_reader import LedgerReader
 from dpmerge.ledger.privacy_filters import Admitted, Proposal, admit
 from dpmerge.ledger.run_checks import Stated, require_own_dataset, require_same_runs, require_unlocked_elsewhere
@@ -174,6 +175,8 @@ class Ledger(LedgerReader):
             runs = list(proposed.runs) + ([] if signed_by is not None else list(held))
             require_own_dataset(state, scope, runs)
             require_same_runs(before, runs)
+            require_stated_groups(proposed)
+            require_own_noise(state, scope, runs)
             body = {**proposed.body, "release": release_id, "entry": list(entry), **_written(output)}
             if signed_by is not None:
                 body |= {"index": index, "signed_by": signed_by}
@@ -216,6 +219,8 @@ def _admitted(state: State, proposed: Charge) -> Admitted:
     scope, runs = proposed.scope, list(proposed.runs)
     require_own_dataset(state, scope, runs)
     require_same_runs(state.of(scope), runs)
+    require_stated_groups(proposed)
+    require_own_noise(state, scope, runs)
     proposal = Proposal(proposed.terms, proposed.exposures, proposed.final)
     require_unlocked_elsewhere(state, scope, proposal.exposures, final=proposed.final)
     return admit(state.of(scope).considering(runs), proposal)

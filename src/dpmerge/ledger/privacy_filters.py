@@ -21,6 +21,7 @@ from dpmerge.accounting.gaussian import GaussianProfile
 from dpmerge.accounting.profile import PrivacyProfile
 from dpmerge.errors import CapExceededError, InvalidInputError, NoGuaranteeError
 from dpmerge.ledger.caps import MARGIN, gaussian_budget, renyi_budget, room
+from dpmerge.ledger.group_locks import require_no_selection_of_a_group, require_one_of_a_group
 from dpmerge.ledger.run_checks import require_unlocked
 from dpmerge.ledger.run_costs import joined, renyi_divergence
 from dpmerge.ledger.scope_state import ScopeState
@@ -60,11 +61,13 @@ class Proposal:
 def admit(state: ScopeState, proposal: Proposal) -> Admitted:
     """How the release is counted, or why it may not be made."""
     if proposal.terms.is_final and not proposal.final:
+        proposal.terms.as_joint_release()  # of runs that share a noise seed there is none, and it says so
         theorems = sorted({candidate.theorem for candidate in proposal.terms.candidates})
         problem = f"{', '.join(theorems)}: holds only for the last release of its runs, and this one is not final"
         remedy = "use joint_release, or declare the release final, which locks its runs"
         raise InvalidInputError("candidates.theorem", theorems, remedy, problem=problem)
     require_unlocked(state, proposal.exposures, final=proposal.final)
+    require_one_of_a_group(state, proposal.exposures)
     counted: Counted = "joint" if proposal.bounds is None else "theorem"
     if state.cap is None:
         return Admitted(counted, 0.0)
@@ -89,7 +92,7 @@ def cost_of(state: ScopeState, proposal: Proposal, rule: str, order: float | Non
     if rule == "renyi_filter":
         assert order is not None
         if bounds is not None:
-            state.prices.require_independent(joined(state.exposed, *proposal.exposures))
+            _require_independent(state, proposal)
             increases = [renyi_divergence(bound, order, "the release") for bound in bounds]
         else:
             increases = [_increase(state, exposure, order) for exposure in proposal.exposures]
@@ -131,6 +134,13 @@ def _increase(state: ScopeState, exposure: Mapping[str, int], order: float) -> f
     after = state.prices.divergence(joined(present, exposure), order)
     before = state.prices.divergence(present, order)
     return max(0.0, after - before) + _DIFFERENCE * after if math.isfinite(after) else math.inf
+
+
+def _require_independent(state: ScopeState, proposal: Proposal) -> None:
+    """One of the candidates is seen, beside all that was: of that each run has noise of its own."""
+    state.prices.require_known_noise(joined(state.exposed, *proposal.exposures))
+    for exposure in proposal.exposures:
+        state.prices.require_independent(joined(state.exposed, exposure))
 
 
 def _squared_mu(profile: PrivacyProfile) -> float:
@@ -176,6 +186,7 @@ def ceiling_of(cap: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _require_below_ceiling(state: ScopeState, proposal: Proposal, cap: Mapping[str, Any]) -> None:
+    require_no_selection_of_a_group(state, proposal.exposures)
     ceiling = ceiling_of(cap)
     for exposure in (state.exposed, joined(*proposal.exposures)):
         if over := beyond(ceiling, exposure):
@@ -193,7 +204,7 @@ def _require_below_ceiling(state: ScopeState, proposal: Proposal, cap: Mapping[s
 
 def _require_gaussian(state: ScopeState, proposal: Proposal, cap: Mapping[str, Any], cost: float) -> None:
     limit = gaussian_budget(cap["epsilon"], cap["delta"])
-    state.prices.require_independent(joined(state.exposed, *proposal.exposures))
+    _require_independent(state, proposal)
     if proposal.bounds is not None:
         marks = [state.prices.squared_mu(state.high_water)]
     else:

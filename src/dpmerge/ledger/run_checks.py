@@ -1,7 +1,7 @@
 """Are these the runs they seem to be? What is checked before anything is counted.
 
-Guarantees: a run that was charged before states the same as then; no two runs of a scope share seeded noise; no run of
-one data set is charged in the scope of another; a final release is of runs that nobody has seen.
+Guarantees: a run that was charged before states the same as then; no run of one data set is charged in the scope of
+another; a final release is of runs that nobody has seen. (Runs that share seeded noise: `group_locks`.)
 Refuses (NoGuaranteeError, RunsLockedError, InvalidInputError): anything else, naming run and field.
 """
 
@@ -24,9 +24,7 @@ Stated = tuple[str, dict[str, Any], str | None]
 
 
 def require_same_runs(scope: ScopeState, runs: Iterable[Stated]) -> None:
-    """Refuse a run whose statement has changed, and runs that share their noise with another."""
-    marks = {known.mark: known for known in scope.runs.values() if known.mark is not None}
-    owners = {mark: (known.identity, known.name) for mark, known in marks.items()}
+    """Refuse a run whose statement, or noise seed, has changed."""
     for identity, statement, mark in runs:
         known = scope.runs.get(identity)
         if known is not None and (field := first_difference(known.statement, statement)) is not None:
@@ -34,16 +32,8 @@ def require_same_runs(scope: ScopeState, runs: Iterable[Stated]) -> None:
                 f"{statement['run']}: {field} is not what it was when the run was first charged (as {known.name}); "
                 "a run does not change after it was made, so one of the two records is wrong"
             )
-        if mark is None:
-            continue
-        if known is not None and known.mark is not None and known.mark != mark:
+        if mark is not None and known is not None and known.mark not in (None, mark):
             raise NoGuaranteeError(f"{statement['run']}: noise.seed is not what it was when the run was first charged")
-        other, name = owners.setdefault(mark, (identity, statement["run"]))
-        if other != identity:
-            raise NoGuaranteeError(
-                f"{statement['run']} and {name} were made with the same noise seed: their noise is not independent, "
-                "and together they cost more than their sum"
-            )
 
 
 def first_difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> str | None:

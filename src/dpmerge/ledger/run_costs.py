@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from dpmerge.accounting.exposure import Adjacency, Checkpoint, Exposure, Mechanism
+from dpmerge.accounting.exposure import Adjacency, Checkpoint, Exposure, Mechanism, one_seed
 from dpmerge.accounting.gaussian import GaussianProfile
 from dpmerge.accounting.profile import PrivacyProfile
 from dpmerge.errors import NoGuaranteeError
@@ -34,6 +34,14 @@ class RunCosts:
         self._mechanisms: dict[str, Mechanism] = {}
         self._profiles: dict[tuple[str, int], PrivacyProfile] = {}
         self._divergences: dict[tuple[str, int, float], float] = {}
+        self._marks: dict[str, str] = {}
+
+    def mark(self, identity: str, mark: str) -> None:
+        """What seeded noise a run has; two runs of one mark have no joint cost."""
+        self._marks[identity] = mark
+
+    def _mark(self, identity: str) -> str | None:
+        return self._marks.get(identity) or (None if self._known is None else self._known._mark(identity))
 
     def state(self, identity: str, statement: RunRecord) -> None:
         """What a run states; only the first word counts."""
@@ -81,6 +89,7 @@ class RunCosts:
 
     def joint(self, steps: Steps) -> PrivacyProfile:
         """The joint release of everything exposed, ancestors included."""
+        self._require_own_seeds(self.with_ancestors(steps))
         return Exposure.of(Checkpoint(self.mechanism(run), step) for run, step in sorted(steps.items())).profile()
 
     def own_profile(self, identity: str, step: int) -> PrivacyProfile:
@@ -91,6 +100,19 @@ class RunCosts:
 
     def require_independent(self, steps: Steps) -> None:
         """Of several runs, each must have noise of its own."""
+        self.require_known_noise(steps)
+        self._require_own_seeds(steps)
+
+    def _require_own_seeds(self, steps: Steps) -> None:
+        first: dict[str, str] = {}
+        for run, step in steps.items():
+            mark = self._mark(run) if step > 0 else None
+            if mark is not None and (other := first.setdefault(mark, run)) != run:
+                names = (self.mechanism(each).label for each in (other, run))
+                raise NoGuaranteeError(f"{one_seed(*names)}: what they cost together nobody knows")
+
+    def require_known_noise(self, steps: Steps) -> None:
+        """Of several runs, somebody must say where the noise of each came from."""
         seen = [self.mechanism(run) for run, step in steps.items() if step > 0]
         if len(seen) > 1 and (unknown := [run.label for run in seen if not run.independent_noise]):
             raise NoGuaranteeError(

@@ -121,6 +121,8 @@ class ScopeState:
 
     def _know(self, identity: str, statement: Mapping[str, Any], mark: str | None) -> None:
         known = self.runs.get(identity)
+        if mark is not None and (known is None or known.mark is None):
+            self.prices.mark(identity, mark)
         if known is None:
             self.runs[identity] = KnownRun(identity, statement["run"], statement, mark)
             self.prices.state(identity, validated(RunRecord, dict(statement), "statement"))

@@ -25,8 +25,9 @@ from dpmerge.portfolio.portfolio_caveats import caveats
 from dpmerge.terms.candidate_terms import CandidateTerms, Choice, ChoicePremise, Validation
 from dpmerge.terms.caveats import Caveat, release_caveats
 from dpmerge.terms.guarantee import Guarantee
+from dpmerge.terms.noise_groups import group_premises, groups_among
 from dpmerge.terms.release_terms import ReleaseTerms
-from dpmerge.terms.run_record import own_losses, public_files
+from dpmerge.terms.run_record import stated_premises
 
 if TYPE_CHECKING:
     from dpmerge.planning.single_checkpoint import SingleCheckpoint
@@ -165,6 +166,7 @@ class Plan:
                 epsilon=sides["validation"]["epsilon"],
                 disjoint_vouched_by=disjoint[0].vouched_by if disjoint else None,
             ),
+            noise_groups=self.noise_groups,
         )
 
     @property
@@ -191,7 +193,12 @@ class Plan:
     @property
     def is_final(self) -> bool:
         """Whether the guarantee holds only if nothing else of the runs involved is ever released."""
-        return any(candidate.is_final for candidate in self.candidates)
+        return self.noise_groups is not None or any(candidate.is_final for candidate in self.candidates)
+
+    @property
+    def noise_groups(self) -> list[list[str]] | None:
+        """Of the runs involved, those that share a noise seed."""
+        return groups_among({run.label: run for run in self.exposure.steps})
 
     @property
     def above_joint_release(self) -> bool:
@@ -207,9 +214,8 @@ class Plan:
         for candidate in self.candidates:
             yield from candidate.bound.premises
         involved = {run.label for run in self.exposure.steps}
-        stated = [run.manifest.statement for run in self.portfolio.runs if run.id in involved]
-        yield from own_losses(stated)
-        yield from public_files(stated)
+        yield from stated_premises(run.manifest.statement for run in self.portfolio.runs if run.id in involved)
+        yield from group_premises(self.noise_groups)
         if len(self.candidates) > 1:
             yield independent_draw()
         yield from self.further_premises
@@ -339,6 +345,10 @@ def require_current(portfolio: Portfolio, terms: ReleaseTerms, target: Guarantee
         portfolio.require_combinable(runs)
         for part in candidate.parts:
             portfolio.saved(str(part.checkpoint))
+    groups = groups_among({record.run: portfolio.run(record.run).mechanism for record in terms.runs})
+    if groups != terms.noise_groups:
+        accepted = f"{groups or 'none'}: as the seeds of the manifests have it"
+        raise InvalidInputError("noise_groups", terms.noise_groups, accepted)
     for record in terms.runs:
         if portfolio.run(record.run).manifest.statement != record:
             accepted = f"what the manifest of {record.run} says"

@@ -21,6 +21,7 @@ from dpmerge.terms.candidate_terms import CandidateTerms, Choice, ChoicePremise,
 from dpmerge.terms.checkpoint_reference import CheckpointReference
 from dpmerge.terms.documents import NonNegative, Strict, Text, made, schema_of, strict_json, validated
 from dpmerge.terms.guarantee import Guarantee
+from dpmerge.terms.noise_groups import groups_among
 from dpmerge.terms.release_terms import ReleaseTerms
 from dpmerge.terms.run_record import ADJACENCY, RunId
 from dpmerge.terms.theorems import Theorem
@@ -132,6 +133,7 @@ class PlanFile(Strict):
             probabilities=self.probabilities,
             choice=Choice(kind=self.chosen_by.kind, rule=self.chosen_by.rule, premises=self.chosen_by.premises),
             validation=self.chosen_by.validation,
+            noise_groups=groups_among({run.id: run.mechanism for run in portfolio.runs if run.id in involved}),
         )
         target = Guarantee(epsilon=self.target.epsilon, delta=self.target.delta)
         target.require_target()

@@ -10,6 +10,7 @@ from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.terms.candidate_terms import CandidateTerms, Choice
 from dpmerge.terms.documents import made
 from dpmerge.terms.guarantee import Guarantee
+from dpmerge.terms.noise_groups import groups_among
 from dpmerge.terms.recipe import Recipe
 from dpmerge.terms.release_terms import ReleaseTerms
 
@@ -46,5 +47,6 @@ def stated_weights(
         candidates=[CandidateTerms.of(recipe.parts, chosen.theorem, involved)],
         probabilities=[1.0],
         choice=Choice.stated("weights stated beforehand", "weights_stated_without_looking_at_the_models"),
+        noise_groups=groups_among({run.id: run.mechanism for run in portfolio.runs if run.id in involved}),
     )
     return Plan.of_terms(portfolio, terms, target, asked={"method": "stated", "theorem": theorem})

@@ -18,6 +18,7 @@ from dpmerge.terms.theorems import NAMED
 
 REMEDIES = {
     "accounting_proved": "see the reason given",
+    "learning_rates_known": "state kind dp_sgd with its learning rates and loss_reduction",
     "full_batch": "only full-batch runs have it",
     "last_update_linear_in_its_gradient": (
         "state kind dp_sgd with its clip norms, rates and optimizer, if that is SGD; or, of a gaussian_release, "

@@ -1,8 +1,8 @@
 """Do these runs belong together? Every check between the runs of a portfolio.
 
 Guarantees: runs that pass speak about the same data, unit and adjacency, have models of one shape, and no two of
-them share noise that anybody could know of: no stream, no seed, and (see `provenance`, `undeclared_parents`) no weights
-in common.
+them share noise that anybody could know of: no stream, and (see `provenance`, `undeclared_parents`) no weights in
+common. Those that share a seed are told to the mathematics as a group (`shared_seeds`).
 Refuses, each with a named error, the file and the field: anything else.
 """
 
@@ -20,6 +20,7 @@ from dpmerge.errors import (
 )
 from dpmerge.portfolio.provenance import require_origins
 from dpmerge.portfolio.recorded_runs import RecordedRun, SavedCheckpoint, all_checkpoints
+from dpmerge.portfolio.shared_seeds import noise_groups
 from dpmerge.portfolio.undeclared_parents import require_named_parents
 from dpmerge.terms.ancestry import attach
 
@@ -31,7 +32,7 @@ def require_agreement(runs: Sequence[RecordedRun]) -> None:
     _require_distinct_names(runs)
     _require_same_subject(runs)
     _require_same_tensors(runs)
-    _require_own_noise(runs)
+    _require_own_stream(runs)
     require_origins(runs)
     require_named_parents(runs)
 
@@ -91,25 +92,21 @@ def tensor_difference(first: SavedCheckpoint, checkpoint: SavedCheckpoint) -> Te
     return None
 
 
-def _require_own_noise(runs: Sequence[RecordedRun]) -> None:
-    # torch uses 32 bits of a seed: two that differ by 2³² give the same noise.
-    streams: dict[str, Callable[[RecordedRun], object]] = {
-        "noise.stream": lambda run: run.manifest.noise.stream,
-        "noise.seed": lambda run: None if run.manifest.noise.seed is None else run.manifest.noise.seed % 2**32,
-    }
-    for field, of in streams.items():
-        first: dict[object, RecordedRun] = {}
-        for run in runs:
-            other = run if of(run) is None else first.setdefault(of(run), run)
-            if other is not run:
-                problem = f"{field}: {other.file} has the same ({of(run)}), so the two are not independent"
-                remedy = "keep one of the two, or train one of them again with noise of its own"
-                raise NotIndependentError(run.file, field, of(run), remedy, problem=problem)
+def _require_own_stream(runs: Sequence[RecordedRun]) -> None:
+    first: dict[str, RecordedRun] = {}
+    for run in runs:
+        stream = run.manifest.noise.stream
+        other = run if stream is None else first.setdefault(stream, run)
+        if other is not run:
+            problem = f"noise.stream: {other.file} has the same ({stream}), so the two are not independent"
+            remedy = "keep one of the two, or train one of them again with noise of its own"
+            raise NotIndependentError(run.file, "noise.stream", stream, remedy, problem=problem)
 
 
 def mechanisms(runs: Sequence[RecordedRun]) -> dict[str, Mechanism]:
     """Each run as the mathematics sees it, its private ancestors attached."""
     by_name = {run.manifest.run: run for run in runs}
+    groups = noise_groups(run.manifest for run in runs)
     made: dict[str, Mechanism] = {}
     for run in runs:
         parent = run.manifest.ancestry.run
@@ -122,7 +119,7 @@ def mechanisms(runs: Sequence[RecordedRun]) -> dict[str, Mechanism]:
             attach(
                 name,
                 lambda each: by_name[each].manifest.ancestry.parent,
-                lambda each, start: by_name[each].manifest.mechanism_from(start),
+                lambda each, start: by_name[each].manifest.mechanism_from(start, groups.get(each)),
                 made,
             )
     except InvalidInputError as error:

@@ -220,13 +220,13 @@ class Manifest(Strict):
             recorded_by=self.recorded_by.model_copy(update={"who": self._voices()}),
         )
 
-    def mechanism_from(self, parent: Checkpoint | None) -> Mechanism:
+    def mechanism_from(self, parent: Checkpoint | None, noise_group: str | None = None) -> Mechanism:
         """The run as new plans see it, started from `parent` where that was private; without it, no number.
 
         A Gaussian release that nobody says is of the weights is known by its μ alone: an average may hide its noise
         less than its deviation promises. (What was planned before this could be said is priced by its statement.)
         """
-        made = self.statement.mechanism_from(Adjacency(self.adjacency), parent)
+        made = self.statement.mechanism_from(Adjacency(self.adjacency), parent, noise_group)
         if isinstance(made, GaussianRelease) and not made.on_weights:
             profile = made.own_profile(1)
             assert isinstance(profile, GaussianProfile), "a Gaussian release costs one Gaussian step"
@@ -237,6 +237,7 @@ class Manifest(Strict):
                 independent_noise=made.independent_noise,
                 label=made.label,
                 vouched_by=made.vouched_by,
+                noise_group=noise_group,
             )
         return made
 

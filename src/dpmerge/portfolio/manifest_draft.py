@@ -162,7 +162,10 @@ def _conditions(document: Document) -> Iterator[tuple[str, bool, str]]:
     epochs = "an integer ≥ 1: the number of batches in an epoch"
     yield "mechanism.steps_per_epoch", sampling == "shuffled" and "steps_per_epoch" not in facts, epochs
     # What is not said yet may turn out to be the case that needs more: all of it is asked for in one round.
-    mean = facts.get("loss_reduction", "mean" if kind == "dp_sgd" else None) == "mean"
+    rateless = _leaves_out_rates(facts)
+    mean = facts.get("loss_reduction", "mean" if kind == "dp_sgd" and not rateless else None) == "mean"
+    reduction = kind == "dp_sgd" and not rateless and "loss_reduction" not in facts
+    yield "mechanism.loss_reduction", reduction, '"mean" or "sum": of the batch\'s losses'
     divisor = "a finite number > 0: what a mean divides the sum by; left out for a sum"
     yield "mechanism.expected_batch_size", mean and "expected_batch_size" not in facts, divisor
     yield from _of_the_optimizer(facts)
@@ -171,9 +174,16 @@ def _conditions(document: Document) -> Iterator[tuple[str, bool, str]]:
             path = f"mechanism.blocks[{place}]"
             yield f"{path}.sampling_rate", sampling == "poisson" and "sampling_rate" not in block, "a number in (0, 1]"
             stated = {OPTIMIZER_RATE, "learning_rate"} & block.keys()
-            yield f"{path}.learning_rate", not stated, f"{OPTIMIZER_RATE}: {OPTIMIZER_RATE_ACCEPTED}"
+            yield f"{path}.learning_rate", not stated and not rateless, f"{OPTIMIZER_RATE}: {OPTIMIZER_RATE_ACCEPTED}"
             if len(stated) == 2:
                 yield f"{path}.{OPTIMIZER_RATE}", True, f"{OPTIMIZER_RATE} or learning_rate, not both"
+
+
+def _leaves_out_rates(facts: Document) -> bool:
+    """Whether rates and reduction are left out on purpose: the divisor, which nobody can see then, is vouched for."""
+    blocks = [block for block in _listed(facts.get("blocks", [])) if isinstance(block, dict)]
+    stated = any({OPTIMIZER_RATE, "learning_rate"} & block.keys() for block in blocks)
+    return facts.get("public_divisor") is True and not stated and "loss_reduction" not in facts
 
 
 def _of_the_optimizer(facts: Document) -> Iterator[tuple[str, bool, str]]:

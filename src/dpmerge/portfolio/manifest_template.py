@@ -27,6 +27,7 @@ OPTIMIZER_RATE_ACCEPTED = (
 ASKED_FOR = frozenset(
     {
         "mechanism.noise_on",
+        "mechanism.loss_reduction",
         "mechanism.expected_batch_size",
         *(f"mechanism.optimizer.{name}" for name in ("momentum", "nesterov", "dampening", "weight_decay")),
         "checkpoints[]",
@@ -151,7 +152,7 @@ def manifest_template(kind: str) -> str:
         ['  mu:  # for example: 0.5']
     """
     if kind not in TEMPLATE_KINDS:
-        history = "; of an accountant's history: dpmerge manifest import-opacus" if kind == "accountant_history" else ""
+        history = "; of an accountant's history: dpmerge import" if kind == "accountant_history" else ""
         raise InvalidInputError("kind", kind, ", ".join(TEMPLATE_KINDS) + history)
     words = {**_BEFORE, **_MECHANISMS[kind], **_AFTER, **(_TRAINED if kind == "dp_sgd" else {}), **_KEPT}
     lines = [_HEAD.format(kind=kind)]

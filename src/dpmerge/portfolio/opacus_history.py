@@ -1,130 +1,27 @@
-"""An Opacus accountant's saved history, read as a manifest that claims no more than the history knows.
+"""An Opacus accountant's saved history, read as a mechanism that claims no more than the history knows.
 
 Guarantees: only noise multipliers, sampling rates and step counts are taken over. How batches were really drawn is
-*not* in a history (Opacus accounts for shuffled batches as if they were sampled): unless the caller says, it is
-unknown, and the run has no number.
+*not* in a history (Opacus accounts for shuffled batches as if they were sampled): the caller says, and who vouches.
 Refuses: pickles, rates outside (0, 1], histories that contradict what the caller says about batches.
 """
 
 from __future__ import annotations
 
 import math
-import secrets
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from dpmerge.errors import InvalidInputError, ManifestError, PickleRefusedError
 from dpmerge.files import read_bytes
-from dpmerge.portfolio.manifest import MANIFEST_NAME, SCHEMA, Manifest
-from dpmerge.portfolio.manifest_draft import recorded_files
-from dpmerge.portfolio.run_files import require_free
-from dpmerge.terms.checkpoint_reference import CheckpointReference
-from dpmerge.terms.documents import strict_json, validated
+from dpmerge.terms.documents import strict_json
+
+History = list[tuple[float, float, int]]
+"""Noise multiplier, sampling rate and number of steps, stretch by stretch."""
 
 SAVED_BY = "json.dump(privacy_engine.accountant.state_dict(), file)"
 
 
-def import_opacus(
-    file: str | Path,
-    *,
-    out: str | Path = MANIFEST_NAME,
-    run: str | None,
-    dataset: str | None,
-    adjacency: str = "add_remove",
-    unit: str = "record",
-    size: int | None = None,
-    sampling: str = "unknown",
-    steps_per_epoch: int | None = None,
-    public_divisor: bool = False,
-    noise_source: str = "unknown",
-    noise_seed: int | None = None,
-    start: str = "unknown",
-    public_source: str | None = None,
-    parent: str | None = None,
-    tuning: str = "unknown",
-    stopping: str | None = None,
-    schedule: str | None = None,
-    record_losses: str | None = None,
-    who: str | None = None,
-    checkpoint: Iterable[str] = (),
-) -> Manifest:
-    """Write the manifest of a run of which an Opacus accountant's history is known.
-
-    Args:
-        file: The accountant's `state_dict()`, saved as JSON.
-        out: Where to write: a file that does not exist yet, or its folder.
-        run: A name for the run.
-        dataset: A name for the private data; never a digest of it.
-        adjacency: `replace_one`, `add_remove` or `zero_out`.
-        unit: Whose privacy one record is.
-        size: The public number of records (under replace_one and zero_out).
-        sampling: How batches were really drawn: `full_batch`, `poisson`, `shuffled` or `unknown`.
-        steps_per_epoch: For shuffled batches.
-        public_divisor: Under add_remove: whether the expected batch size was fixed without looking at the data.
-        noise_source: `os_entropy`, `seeded` or `unknown`.
-        noise_seed: The seed, if the noise was seeded.
-        start: `random`, `public`, `private` or `unknown`.
-        public_source: Which public checkpoint it started from.
-        parent: The private parent, as `run@step`.
-        tuning: On what hyperparameters were tuned: `none`, `public`, `charged` or `unknown`.
-        stopping: By what it was decided when to stop: `fixed`, `public`, `private` or `unknown`.
-        schedule: Likewise for rates, clip norms and noise that changed.
-        record_losses: `vouched` if each record had a loss of its own, or `unknown`.
-        who: Who vouches for this.
-        checkpoint: `STEP=FILE.safetensors` (of shards: their index), beside the manifest.
-
-    Returns:
-        The manifest that was written.
-
-    Raises:
-        ManifestError: If the history cannot be read, or is none.
-        PickleRefusedError: If it was saved as a pickle.
-        InvalidInputError: If what is stated contradicts the history, or is not accepted.
-
-    Example:
-        >>> from tempfile import TemporaryDirectory
-        >>> with TemporaryDirectory() as folder:
-        ...     file = Path(folder) / "history.json"
-        ...     _ = file.write_text('{"history": [[1.0, 0.01, 1000]]}')
-        ...     made = import_opacus(file, out=folder, run="old", dataset="adult", sampling="poisson",
-        ...                          public_divisor=True, noise_source="os_entropy", start="random")
-        >>> made.mechanism_from(None).profile().epsilon(1e-5) < 1.83
-        True
-    """
-    path = require_free(Path(out), MANIFEST_NAME)
-    for flag, value in (("--run", run), ("--dataset", dataset)):
-        if value is None:
-            raise InvalidInputError(flag, None, "a name", found="nothing")
-    mechanism = history_facts(
-        read_history(Path(file)),
-        sampling=sampling,
-        steps_per_epoch=steps_per_epoch,
-        public_divisor=public_divisor or adjacency != "add_remove",
-    )
-    stream = secrets.token_hex(16) if noise_source == "os_entropy" else None
-    content = {
-        "schema": SCHEMA,
-        "run": run,
-        "dataset": _given(id=dataset, size=size),
-        "unit": unit,
-        "adjacency": adjacency,
-        "mechanism": _given(**mechanism),
-        "noise": _given(source=noise_source, stream=stream, seed=noise_seed),
-        "ancestry": _given(start=start, source=public_source, **_parent(parent)),
-        "tuning": tuning,
-        "stopping": stopping,
-        "schedule": schedule,
-        "record_losses": record_losses,
-        "checkpoints": [_checkpoint(text, path.parent) for text in checkpoint],
-        "recorded_by": _given(how="opacus_history", who=who),
-    }
-    manifest = validated(Manifest, content, "manifest")
-    manifest.write(path)
-    return manifest
-
-
-def read_history(path: Path) -> list[tuple[float, float, int]]:
+def read_history(path: Path) -> History:
     """The steps of a saved accountant: its state dict, or the bare history."""
     try:
         content = read_bytes(path)
@@ -137,6 +34,11 @@ def read_history(path: Path) -> list[tuple[float, float, int]]:
         history = strict_json(content, "history")
     except InvalidInputError as error:
         raise ManifestError.of(path, error) from None
+    return checked_history(path, history)
+
+
+def checked_history(path: Path, history: Any) -> History:
+    """The steps of what was found in a file, if they are a history."""
     if isinstance(history, dict):
         history = history.get("history")
     if not isinstance(history, list) or not history:
@@ -157,7 +59,13 @@ def _entry(path: Path, place: int, entry: Any) -> tuple[float, float, int]:
 
 
 def history_facts(
-    history: list[tuple[float, float, int]], *, sampling: str, steps_per_epoch: int | None, public_divisor: bool
+    history: History,
+    *,
+    sampling: str,
+    steps_per_epoch: int | None,
+    clipping: str,
+    public_divisor: bool,
+    vouched_by: str,
 ) -> dict[str, Any]:
     """The manifest's `mechanism`. Batches that were not Poisson have no rate, whatever the accountant was told."""
     poisson = sampling in ("poisson", "unknown")
@@ -179,25 +87,26 @@ def history_facts(
         ],
         "sampling": sampling,
         "steps_per_epoch": steps_per_epoch,
-        "clipping": "per_example",
+        "clipping": clipping,
         "public_divisor": public_divisor,
+        "sampling_vouched_by": vouched_by,
     }
 
 
-def _parent(name: str | None) -> dict[str, Any]:
-    if name is None:
-        return {}
-    return CheckpointReference.parse(name, "parent")._asdict()
+def steps_of(history: History) -> int:
+    return sum(steps for _, _, steps in history)
 
 
-def _checkpoint(text: str, folder: Path) -> dict[str, Any]:
-    step, _, name = text.partition("=")
-    if not step.isdecimal() or not name:
-        accepted = "STEP=FILE, such as 20=model.safetensors, or 20=model.safetensors.index.json for shards"
-        raise InvalidInputError("checkpoint", text, accepted)
-    return {"step": int(step), **recorded_files([name], folder)}
-
-
-def _given(**fields: Any) -> dict[str, Any]:
-    """The fields that have a value."""
-    return {name: value for name, value in fields.items() if value is not None}
+def is_prefix(first: History, second: History) -> bool:
+    """Whether a history is how another one began."""
+    left = [[noise, rate, steps] for noise, rate, steps in second]
+    for noise, rate, steps in first:
+        missing = steps
+        while missing and left and left[0][:2] == [noise, rate]:
+            taken = min(missing, int(left[0][2]))
+            missing, left[0][2] = missing - taken, left[0][2] - taken
+            if not left[0][2]:
+                left.pop(0)
+        if missing:
+            return False
+    return True

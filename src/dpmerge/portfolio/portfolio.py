@@ -21,6 +21,7 @@ from dpmerge.portfolio.compatibility import mechanisms, require_agreement, tenso
 from dpmerge.portfolio.portfolio_file import LISTING_NAMES, ignored_folders, read_listing, require_complete, run_folders
 from dpmerge.portfolio.recorded_runs import Run, SavedCheckpoint
 from dpmerge.portfolio.run_reading import read_run
+from dpmerge.portfolio.shared_seeds import in_a_group, shared_seed
 from dpmerge.terms.portfolio_facts import Allowance
 from dpmerge.terms.run_record import shared_map_voucher
 
@@ -152,6 +153,8 @@ class Portfolio:
 
     def require_combinable(self, runs: Sequence[Run]) -> None:
         """Refuse to average models that started from, or keep frozen, different weights, unless that was allowed."""
+        if (shared := shared_seed(runs)) is not None:
+            raise shared
         for allowance, error in self.differences(runs):
             if allowance not in self.allowed:
                 raise error
@@ -159,9 +162,12 @@ class Portfolio:
     def combinable(self) -> list[tuple[Run, ...]]:
         """The runs in groups of which every member may be averaged with every other."""
         groups: list[tuple[list[Run], list[Run]]] = []  # the members, and those of them to compare with
+        seeds = any(map(in_a_group, self.runs))
         for run in self.runs:
             for members, compared in groups:
-                if not any(allowance not in self.allowed for allowance, _ in self.differences([*compared, run])):
+                if not (seeds and shared_seed([*members, run])) and not any(
+                    allowance not in self.allowed for allowance, _ in self.differences([*compared, run])
+                ):
                     members.append(run)
                     if any(known(run) and not any(map(known, compared)) for known in _KNOWN):
                         compared.append(run)

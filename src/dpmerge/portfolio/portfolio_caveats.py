@@ -14,6 +14,7 @@ from dpmerge.portfolio.recorded_runs import Run
 from dpmerge.portfolio.starts import not_kept
 from dpmerge.terms.caveats import Caveat, completeness_caveats, run_caveats, unknown_start_caveats
 from dpmerge.terms.mechanism_schema import DpSgdFacts
+from dpmerge.terms.noise_groups import group_caveats, groups_among
 from dpmerge.terms.one_shot_schema import GaussianReleaseFacts
 
 ROUNDING = 1e-9
@@ -43,6 +44,7 @@ def _portfolio_caveats(portfolio: Portfolio) -> Iterator[Caveat]:
     unknown = [run.id for run in portfolio.runs if run.manifest.initial_weights is None]
     if len(portfolio.runs) > 1:
         yield from unknown_start_caveats(unknown, where)
+    yield from group_caveats(groups_among({run.id: run.mechanism for run in portfolio.runs}), where)
     for name in not_kept(portfolio.runs):
         text = "its start is not kept: that it did not come from another run's checkpoint is taken on its word"
         yield Caveat("start_not_kept", name, text)

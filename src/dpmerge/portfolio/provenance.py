@@ -112,8 +112,11 @@ def _moved(run: RecordedRun, after: int, upto: int) -> bool:
     taken = 0
     for block in facts.blocks:
         first, last = max(after - taken, 0), min(upto - taken, block.steps)
-        rates = block.learning_rate if isinstance(block.learning_rate, list) else [block.learning_rate] * (last > first)
-        if any(rate > 0 for rate in (rates[first:last] if isinstance(block.learning_rate, list) else rates)):
+        if block.learning_rate is None and last > first:
+            return True  # nobody says that a rate was zero
+        stated = block.learning_rate or 0.0
+        rates = stated[first:last] if isinstance(stated, list) else [stated] * (last > first)
+        if any(rate > 0 for rate in rates):
             return True
         taken += block.steps
     return False

@@ -1,5 +1,7 @@
 """What of a portfolio may still be released: without locked runs, within the ceiling, unseen runs for a final release.
 
+Runs that share a noise seed are in final releases alone: of all of them one is ever seen.
+
 Guarantees: a hint for planning and nothing more; whether a release is allowed the ledger decides when it is charged.
 """
 
@@ -14,6 +16,7 @@ from dpmerge.ledger.identity import identity_of
 from dpmerge.ledger.ledger import Ledger
 from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.portfolio.recorded_runs import Run
+from dpmerge.portfolio.shared_seeds import in_a_group
 from dpmerge.releasing.ledger_location import is_missing
 
 
@@ -21,6 +24,8 @@ def available(
     portfolio: Portfolio, where: str | Path, *, final: bool, delta: float, insecure_permissions: bool = False
 ) -> Portfolio:
     """The portfolio with what its ledger leaves of it."""
+    if not final:
+        portfolio = _without_groups(portfolio)
     if is_missing(where):
         return portfolio
     with Ledger.open(where, insecure_permissions=insecure_permissions) as ledger:
@@ -43,3 +48,14 @@ def available(
             f"{portfolio.path}: {what}, or lies beyond the ceiling (`dpmerge ledger show` says which); add new runs"
         )
     return replace(portfolio, runs=tuple(left))
+
+
+def _without_groups(portfolio: Portfolio) -> Portfolio:
+    """The runs that others may follow."""
+    left = tuple(run for run in portfolio.runs if not in_a_group(run))
+    if not any(run.checkpoints for run in left) and len(left) < len(portfolio.runs):
+        raise RunsLockedError(
+            f"{portfolio.path}: all runs share a noise seed with another, so that one of them, drawn once, is all that "
+            "may ever be released; make it a final release, final=True (--final), which locks all of them"
+        )
+    return replace(portfolio, runs=left)

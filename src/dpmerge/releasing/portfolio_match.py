@@ -20,6 +20,7 @@ from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.portfolio.recorded_runs import SavedCheckpoint
 from dpmerge.releasing.commitment_salt import checkpoint_commitment, salt_of
 from dpmerge.releasing.settings import portfolio_facts
+from dpmerge.terms.noise_groups import groups_among
 
 
 def provenance(certificate: Certificate, declared: Predicate, portfolio: Portfolio) -> Iterator[Check]:
@@ -36,6 +37,10 @@ def provenance(certificate: Certificate, declared: Predicate, portfolio: Portfol
             wrong.append(f"run {stated.run} is not in the portfolio")
         elif known[stated.run].manifest.statement != stated:
             wrong.append(f"the manifest of {stated.run} says something else")
+    stated_groups = [group for group in terms.noise_groups or () if len(group) > 1]
+    found = groups_among({each.run: known[each.run].mechanism for each in terms.runs if each.run in known})
+    if stated_groups != [group for group in found or () if len(group) > 1]:
+        wrong.append("which runs share a noise seed is something else by their manifests")
     if not wrong and portfolio_facts(portfolio, terms, declared.adapters) != declared.portfolio:
         wrong.append("what is said of the portfolio as a whole (complete, allowed differences) is something else")
     yield Check("manifests", not wrong, tuple(wrong))

@@ -27,6 +27,7 @@ from dpmerge.planning.planner import plan as searched
 from dpmerge.planning.planner import release_alternatives
 from dpmerge.planning.stated_weights import stated_weights
 from dpmerge.portfolio.portfolio import Portfolio
+from dpmerge.portfolio.shared_seeds import in_a_group
 from dpmerge.releasing.available_runs import available
 from dpmerge.releasing.ledger_location import default_ledger, is_missing
 from dpmerge.releasing.settings import ReleaseSettings
@@ -111,6 +112,8 @@ def prepare(
     if weights is not None:
         _refuse_beside("weights", {"method": method, "objective": objective})
         stated = stated_weights(portfolio, weights, target, theorem=priced_by)  # type: ignore[arg-type]
+        if not final:
+            stated.terms.as_joint_release()  # refused for runs that share a noise seed
         return _noted(replace(stated, request=words), say)
     if objective not in (None, "noise", "saturate"):
         accepted = "noise or saturate; plan with the others (`dpmerge plan … -o FILE`) and give plan=FILE (--plan)"
@@ -196,10 +199,16 @@ def _met_by_a_final_one(error: TargetOutOfReachError) -> TargetOutOfReachError:
 def _note_left_out(whole: Portfolio, left: Portfolio, final: bool, say: Callable[[str], object]) -> None:
     """Say which runs are planned around, and why."""
     kept = {run.id: len(run.checkpoints) for run in left.runs}
-    gone = [run.id for run in whole.runs if kept.get(run.id, 0) < len(run.checkpoints)]
-    if gone:
+    gone = [run for run in whole.runs if kept.get(run.id, 0) < len(run.checkpoints)]
+    grouped = [] if final else [run for run in gone if in_a_group(run)]
+    if grouped:
+        say(
+            f"planned without {', '.join(run.id for run in grouped)} (of runs that share a noise seed one is all that "
+            "may be released, in a final release, final=True (--final))"
+        )
+    if others := [run.id for run in gone if run not in grouped]:
         why = "released from before, locked, or beyond the ceiling" if final else "locked, or beyond the ceiling"
-        say(f"planned without {', '.join(gone)} ({why}; `dpmerge ledger show` says which)")
+        say(f"planned without {', '.join(others)} ({why}; `dpmerge ledger show` says which)")
 
 
 def _note_final(wanted: Plan, best: Plan, say: Callable[[str], object]) -> None:

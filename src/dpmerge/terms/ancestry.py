@@ -18,12 +18,15 @@ Parents = Callable[[str], CheckpointReference | None]
 """Of a run's name: the private checkpoint it started from; a KeyError for a run that is not stated."""
 
 
-def mechanisms_of(records: Mapping[str, RunRecord], adjacency: Adjacency) -> dict[str, Mechanism]:
+def mechanisms_of(
+    records: Mapping[str, RunRecord], adjacency: Adjacency, noise_groups: Mapping[str, str] | None = None
+) -> dict[str, Mechanism]:
     """Every run's mechanism, by what the runs state.
 
     Args:
         records: what the runs state, by the names their children call them.
         adjacency: what they all agree on.
+        noise_groups: of runs that share a noise seed: the group, by name.
 
     Raises:
         InvalidInputError: for a run whose parents are not all among the records, or that descends from itself.
@@ -33,7 +36,7 @@ def mechanisms_of(records: Mapping[str, RunRecord], adjacency: Adjacency) -> dic
         attach(
             name,
             lambda each: records[each].ancestry.parent,
-            lambda each, start: records[each].mechanism_from(adjacency, start),
+            lambda each, start: records[each].mechanism_from(adjacency, start, (noise_groups or {}).get(each)),
             made,
         )
     return made

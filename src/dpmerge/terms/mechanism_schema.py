@@ -89,14 +89,18 @@ class BlockSpec(Strict):
     steps: int = Field(ge=1, description="an integer ≥ 1")
     noise_multiplier: NonNegative = Field(description="a finite number ≥ 0 (0: no noise, no privacy)")
     clip_norm: Positive = Field(description="a finite number > 0")
-    learning_rate: NonNegative | list[NonNegative] = Field(
+    learning_rate: NonNegative | list[NonNegative] | None = Field(
+        default=None,
         description="a finite number ≥ 0, or a list of them with one for each step; effective rates, which multiply "
-        "the sum of clipped gradients"
+        "the sum of clipped gradients",
     )
     sampling_rate: Annotated[float, Field(gt=0, le=1)] = Field(default=1.0, description="a number in (0, 1]")
 
     def block(self) -> StepBlock:
         rate = self.learning_rate
+        if rate is None:
+            accepted = str(type(self).model_fields["learning_rate"].description)
+            raise InvalidInputError("learning_rate", None, accepted, found="nothing")
         return StepBlock(
             steps=self.steps,
             noise_multiplier=self.noise_multiplier,
@@ -152,7 +156,11 @@ class AffineMap(Strict):
 
 
 class DpSgdFacts(Strict):
-    """A DP-SGD run of which everything a theorem asks for is known."""
+    """A DP-SGD run of which everything a theorem asks for is known, or all but its learning rates and reduction.
+
+    Without these only joint release and random selection cover it, and the divisor has to be vouched for: nobody can
+    see what the sum of gradients was divided by.
+    """
 
     kind: Literal["dp_sgd"] = Field(description='"dp_sgd"')
     blocks: list[BlockSpec] = Field(min_length=1, description="a non-empty list of blocks of steps")
@@ -163,7 +171,9 @@ class DpSgdFacts(Strict):
     clipping: ClippingName
     flat_clipping: bool = Field(description="true (one norm over all trained tensors) or false (one for each layer)")
     optimizer: OptimizerFacts = Field(description="an object with at least a name")
-    loss_reduction: Literal["mean", "sum"] = Field(description='"mean" or "sum"')
+    loss_reduction: Literal["mean", "sum"] | None = Field(
+        default=None, description='"mean" or "sum"; left out together with the learning rates'
+    )
     expected_batch_size: Positive | None = Field(
         default=None, description="a finite number > 0: what a mean divides the sum by; left out for a sum"
     )
@@ -173,6 +183,7 @@ class DpSgdFacts(Strict):
 
     @model_validator(mode="after")
     def _a_mean_has_a_divisor(self) -> DpSgdFacts:
+        self._require_rates_or_none()
         if (self.loss_reduction == "mean") != (self.expected_batch_size is not None):
             accepted = "a finite number > 0 where loss_reduction is mean, and left out where it is sum"
             raise InvalidInputError("expected_batch_size", self.expected_batch_size, accepted)
@@ -183,7 +194,38 @@ class DpSgdFacts(Strict):
             raise InvalidInputError("smoothness.records", records, accepted)
         return self
 
+    @property
+    def has_rates(self) -> bool:
+        return self.blocks[0].learning_rate is not None
+
+    def _require_rates_or_none(self) -> None:
+        """Rates and reduction are stated or left out together; without them nothing may rest on them."""
+        for place, block in enumerate(self.blocks):
+            if (block.learning_rate is not None) != self.has_rates:
+                accepted = "the rates of all blocks, or of none"
+                raise InvalidInputError(f"blocks[{place}].learning_rate", block.learning_rate, accepted)
+        if (self.loss_reduction is not None) != self.has_rates:
+            accepted = '"mean" or "sum" beside learning rates, and left out without them'
+            raise InvalidInputError("loss_reduction", self.loss_reduction, accepted)
+        if self.has_rates:
+            return
+        for name in ("smoothness", "affine_map"):
+            if getattr(self, name) is not None:
+                accepted = "left out where the learning rates are: no theorem could use it"
+                raise InvalidInputError(name, None, accepted, found="an object")
+        if not self.public_divisor:
+            accepted = (
+                "true where learning rates are left out: somebody has to vouch that the sum of gradients was divided "
+                "by no function of the batch that was drawn (under add_remove: by a public constant)"
+            )
+            raise InvalidInputError("public_divisor", False, accepted)
+
     def mechanism(self, setting: Setting) -> Mechanism:
+        """Without rates: what it costs, in which the rate of a step does not enter, and nothing of its updates."""
+        if not self.has_rates:
+            rated = [block.model_copy(update={"learning_rate": 1.0}) for block in self.blocks]
+            run = self.model_copy(update={"blocks": rated}).mechanism(setting)
+            return AccountantHistory(costs=run, public_divisor=True) if isinstance(run, DpSgd) else run
         blocks = step_blocks(self.blocks)
         length = sum(block.steps for block in blocks)
         reasons = [_no_accounting(self.sampling, setting.adjacency), self._private_divisor(setting.adjacency)]
@@ -204,6 +246,7 @@ class DpSgdFacts(Strict):
             independent_noise=setting.independent_noise,
             label=setting.label,
             vouched_by=setting.vouched_by,
+            noise_group=setting.noise_group,
         )
 
     def _private_divisor(self, adjacency: Adjacency) -> str | None:
@@ -257,6 +300,9 @@ class HistoryFacts(Strict):
     order: Order = None
     clipping: ClippingName
     public_divisor: bool = Field(description=f"true or false: is the divisor of the gradients' sum {PUBLIC_DIVISOR}")
+    sampling_vouched_by: Text | None = Field(
+        default=None, description="text: who vouches for how batches were drawn, which no history says, and the divisor"
+    )
 
     def mechanism(self, setting: Setting) -> Mechanism:
         """The clip norm and rate of a step do not enter its cost, and nothing else may be made of them."""
@@ -274,7 +320,9 @@ class HistoryFacts(Strict):
             public_divisor=self.public_divisor,
         )
         run = whole.mechanism(setting)
-        return AccountantHistory(costs=run) if isinstance(run, DpSgd) else run
+        if not isinstance(run, DpSgd):
+            return run
+        return AccountantHistory(costs=run, public_divisor=self.public_divisor and self.sampling_vouched_by is not None)
 
 
 MechanismFacts = Annotated[

@@ -35,6 +35,7 @@ class Setting:
     ancestry: Checkpoint | None
     stop_fixed: bool = False
     """Whether the recorder saw the run end as it had been settled before the first step, with noise of the system's."""
+    noise_group: str | None = None
 
     def unaccounted(self, length: int, reason: str) -> Unaccounted:
         return Unaccounted(
@@ -118,4 +119,5 @@ def _one_shot(setting: Setting) -> dict[str, Any]:
         "independent_noise": setting.independent_noise,
         "label": setting.label,
         "vouched_by": setting.vouched_by,
+        "noise_group": setting.noise_group,
     }

@@ -27,7 +27,8 @@ from dpmerge.terms.candidate_terms import CandidateTerms, Choice, Validation
 from dpmerge.terms.caveats import Caveat, release_caveats, run_caveats
 from dpmerge.terms.checkpoint_reference import CheckpointReference
 from dpmerge.terms.documents import Strict, Text, validated
-from dpmerge.terms.run_record import ADJACENCY, RunRecord, own_losses, public_files, shared_map_voucher
+from dpmerge.terms.noise_groups import group_caveats, group_names, group_premises, require_one_of_a_group
+from dpmerge.terms.run_record import ADJACENCY, RunId, RunRecord, shared_map_voucher, stated_premises
 from dpmerge.terms.theorems import Theorem
 
 UNITS = 2**53
@@ -49,6 +50,10 @@ class ReleaseTerms(Strict):
     probabilities: list[Annotated[float, Field(gt=0, le=1)]] = Field(description="numbers in (0, 1], one a candidate")
     choice: Choice = Field(description="an object with kind and rule")
     validation: Validation | None = Field(default=None, description="an object with epsilon")
+    noise_groups: list[list[RunId]] | None = Field(
+        default=None,
+        description="a list of lists: runs that share a noise seed with one another, or with a run that is not here",
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> ReleaseTerms:
@@ -57,8 +62,9 @@ class ReleaseTerms(Strict):
         _require_units(self.probabilities, len(self.candidates))
         for place, candidate in enumerate(self.candidates):
             self._require_seen(f"candidates[{place}]", candidate)
+        require_one_of_a_group(self)
         if self.choice.kind in ("public_evaluation", "private_validation"):
-            if self.is_final:
+            if any(candidate.is_final for candidate in self.candidates):
                 accepted = "joint_release: a choice made by looking voids all other theorems"
                 raise InvalidInputError("candidates.theorem", [c.theorem.value for c in self.candidates], accepted)
             if len(self.candidates) > 1:
@@ -98,7 +104,7 @@ class ReleaseTerms(Strict):
 
     @cached_property
     def mechanisms(self) -> Mapping[str, Mechanism]:
-        return mechanisms_of(self.statements, Adjacency(self.adjacency))
+        return mechanisms_of(self.statements, Adjacency(self.adjacency), group_names(self.noise_groups))
 
     def _checkpoints(self, candidate: CandidateTerms) -> list[Checkpoint]:
         return [Checkpoint(self.mechanisms[part.run], part.step) for part in candidate.parts]
@@ -181,8 +187,8 @@ class ReleaseTerms(Strict):
     def _each_premise(self) -> Iterator[Premise]:
         for bound in self.bounds:
             yield from bound.premises
-        yield from own_losses(self.runs)
-        yield from public_files(self.runs)
+        yield from stated_premises(self.runs)
+        yield from group_premises(self.noise_groups)
         if len(self.candidates) > 1:
             yield independent_draw()
         for premise in self.choice.premises:
@@ -200,7 +206,7 @@ class ReleaseTerms(Strict):
     @property
     def is_final(self) -> bool:
         """Whether it holds only if nothing else of these runs is ever released."""
-        return any(candidate.is_final for candidate in self.candidates)
+        return bool(self.noise_groups) or any(candidate.is_final for candidate in self.candidates)
 
     @property
     def units(self) -> tuple[int, ...]:
@@ -216,7 +222,8 @@ class ReleaseTerms(Strict):
             without_privacy=any(b.profile is None or math.isinf(b.profile.epsilon(delta)) for b in self.bounds),
             final=self.is_final,
         )
-        return [*own, *(caveat for record in self.runs for caveat in run_caveats(record))]
+        groups = group_caveats(self.noise_groups)
+        return [*own, *groups, *(caveat for record in self.runs for caveat in run_caveats(record))]
 
     @property
     def inputs(self) -> list[CheckpointReference]:
@@ -224,9 +231,18 @@ class ReleaseTerms(Strict):
         return sorted({part.checkpoint for candidate in self.candidates for part in candidate.parts})
 
     def as_joint_release(self) -> ReleaseTerms:
-        """The same release, priced so that others of these runs may follow it (docs/theory.md: several releases)."""
+        """The same release, priced so that others of these runs may follow it (docs/theory.md: several releases).
+
+        Raises:
+            NoGuaranteeError: of runs that share a noise seed no other release may follow.
+        """
         if not self.is_final:
             return self
+        if self.noise_groups:
+            raise NoGuaranteeError(
+                f"{', '.join(self.noise_groups[0])}: of runs that share a noise seed one is all that may ever be "
+                "released; make it a final release, final=True (--final), which locks all of them, or use other runs"
+            )
         candidates = [each.model_copy(update={"theorem": Theorem.JOINT_RELEASE}) for each in self.candidates]
         # Copies keep what was cached of the original; a fresh reading does not.
         document = self.model_copy(update={"candidates": candidates}).document()

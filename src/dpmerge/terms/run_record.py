@@ -123,7 +123,9 @@ class RunRecord(Strict):
         recorded = self.recorded_by.how == "recorder" and self.noise.source == "os_entropy"
         return recorded and self.finished and self.stopping == "fixed"
 
-    def mechanism_from(self, adjacency: Adjacency, parent: Checkpoint | None) -> Mechanism:
+    def mechanism_from(
+        self, adjacency: Adjacency, parent: Checkpoint | None, noise_group: str | None = None
+    ) -> Mechanism:
         """The run as the mathematics sees it, started from `parent` where that was private; without it, no number."""
         setting = Setting(
             adjacency=adjacency,
@@ -132,6 +134,7 @@ class RunRecord(Strict):
             independent_noise=self.noise.source != "unknown",
             ancestry=parent,
             stop_fixed=self.stop_fixed,
+            noise_group=noise_group,
         )
         mechanism = self.mechanism.mechanism(setting)
         reasons = [mechanism.reason] if isinstance(mechanism, Unaccounted) else []
@@ -187,6 +190,25 @@ def public_files(statements: Iterable[RunRecord]) -> Iterator[Premise]:
     ]
     if voices:
         yield Premise(PUBLIC_FILES, True, "; ".join(voices))
+
+
+def stated_premises(statements: Iterable[RunRecord]) -> Iterator[Premise]:
+    """What a cost rests on beside its theorem, by what the runs state."""
+    stated = list(statements)
+    yield from own_losses(stated)
+    yield from public_files(stated)
+    yield from vouched_sampling(stated)
+
+
+def vouched_sampling(statements: Iterable[RunRecord]) -> Iterator[Premise]:
+    """An accountant's history does not say how batches were drawn: who does, run by run."""
+    voices = [
+        f"{stated.run} ({stated.mechanism.sampling}, vouched for by {stated.mechanism.sampling_vouched_by})"
+        for stated in statements
+        if isinstance(stated.mechanism, HistoryFacts) and stated.mechanism.sampling_vouched_by is not None
+    ]
+    if voices:
+        yield Premise("batches_drawn_as_stated", True, ", ".join(voices))
 
 
 def shared_map_voucher(mechanisms: Iterable[object]) -> str | None:
