@@ -36,6 +36,7 @@ from dpmerge.accounting.premises import (
     one_step,
     only_release,
     separate_runs,
+    unbroken,
     whole_update_clipped,
 )
 from dpmerge.accounting.profile import PrivacyProfile
@@ -182,6 +183,7 @@ def last_step(combination: LinearCombination) -> Bound:
     premises = [
         *common_premises(support),
         full_batch(support),
+        *unbroken(support),
         *separate_runs(support),
         linear_last_update(support),
         *noise_on_the_weights(support),
@@ -221,7 +223,7 @@ def merged_trajectory(combination: LinearCombination, alignment: Alignment = "ap
     (False, 0.6205)
     """
     support = combination.support
-    separate = separate_runs(support)
+    separate = [*separate_runs(support), *unbroken(support)]
     bounded = bounded_update(support, combination.shared_affine)
 
     def profile() -> PrivacyProfile | None:

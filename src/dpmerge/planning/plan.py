@@ -26,7 +26,7 @@ from dpmerge.terms.candidate_terms import CandidateTerms, Choice, ChoicePremise,
 from dpmerge.terms.caveats import Caveat, release_caveats
 from dpmerge.terms.guarantee import Guarantee
 from dpmerge.terms.release_terms import ReleaseTerms
-from dpmerge.terms.run_record import own_losses
+from dpmerge.terms.run_record import own_losses, vouched_for
 
 if TYPE_CHECKING:
     from dpmerge.planning.single_checkpoint import SingleCheckpoint
@@ -207,7 +207,9 @@ class Plan:
         for candidate in self.candidates:
             yield from candidate.bound.premises
         involved = {run.label for run in self.exposure.steps}
-        yield from own_losses(run.manifest.statement for run in self.portfolio.runs if run.id in involved)
+        statements = [run.manifest.statement for run in self.portfolio.runs if run.id in involved]
+        yield from own_losses(statements)
+        yield from vouched_for(statements)
         if len(self.candidates) > 1:
             yield independent_draw()
         yield from self.further_premises

@@ -18,6 +18,7 @@ from dpmerge.errors import (
     NotIndependentError,
     TensorMismatchError,
 )
+from dpmerge.portfolio.manifest import NoiseRecord
 from dpmerge.portfolio.provenance import require_origins
 from dpmerge.portfolio.recorded_runs import RecordedRun, SavedCheckpoint, all_checkpoints
 from dpmerge.portfolio.undeclared_parents import require_named_parents
@@ -93,18 +94,21 @@ def tensor_difference(first: SavedCheckpoint, checkpoint: SavedCheckpoint) -> Te
 
 def _require_own_noise(runs: Sequence[RecordedRun]) -> None:
     # torch uses 32 bits of a seed: two that differ by 2³² give the same noise.
-    streams: dict[str, Callable[[RecordedRun], object]] = {
-        "noise.stream": lambda run: run.manifest.noise.stream,
-        "noise.seed": lambda run: None if run.manifest.noise.seed is None else run.manifest.noise.seed % 2**32,
+    streams: dict[str, Callable[[NoiseRecord], object]] = {
+        "noise.stream": lambda noise: noise.stream,
+        "noise.seed": lambda noise: None if noise.seed is None else noise.seed % 2**32,
     }
     for field, of in streams.items():
         first: dict[object, RecordedRun] = {}
-        for run in runs:
-            other = run if of(run) is None else first.setdefault(of(run), run)
+        for run, value in [(each, of(noise)) for each in runs for noise in each.manifest.streams]:
+            other = run if value is None else first.setdefault(value, run)
             if other is not run:
-                problem = f"{field}: {other.file} has the same ({of(run)}), so the two are not independent"
+                why = "so the two are not independent"
+                if run.manifest.resumed or other.manifest.resumed:
+                    why = "so the two are one run, resumed from copies of its folder"
+                problem = f"{field}: {other.file} has the same ({value}), {why}"
                 remedy = "keep one of the two, or train one of them again with noise of its own"
-                raise NotIndependentError(run.file, field, of(run), remedy, problem=problem)
+                raise NotIndependentError(run.file, field, value, remedy, problem=problem)
 
 
 def mechanisms(runs: Sequence[RecordedRun]) -> dict[str, Mechanism]:

@@ -27,7 +27,7 @@ from dpmerge.terms.candidate_terms import CandidateTerms, Choice, Validation
 from dpmerge.terms.caveats import Caveat, release_caveats, run_caveats
 from dpmerge.terms.checkpoint_reference import CheckpointReference
 from dpmerge.terms.documents import Strict, Text, validated
-from dpmerge.terms.run_record import RunRecord, own_losses, shared_map_voucher
+from dpmerge.terms.run_record import RunRecord, own_losses, shared_map_voucher, vouched_for
 from dpmerge.terms.theorems import Theorem
 
 UNITS = 2**53
@@ -172,6 +172,7 @@ class ReleaseTerms(Strict):
         for bound in self.bounds:
             yield from bound.premises
         yield from own_losses(self.runs)
+        yield from vouched_for(self.runs)
         if len(self.candidates) > 1:
             yield independent_draw()
         for premise in self.choice.premises:

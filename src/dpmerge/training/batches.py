@@ -9,6 +9,7 @@ Of full batches it trusts that the batch used is the data: nothing has to be dra
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from opacus.optimizers import DPOptimizer
@@ -52,6 +53,7 @@ class Batches:
         self._begin_step()
         self._number: int | None = None
         self._reused = False  # what entered is a whole batch, though of another step
+        self.before_draw: Callable[[], None] | None = None
         self.linked = True
         """Whether all that entered the model was what had been drawn for it."""
 
@@ -70,6 +72,10 @@ class Batches:
         if self.sampling is not Sampling.SHUFFLED:
             return None
         return self.sampler.batches_per_epoch if self._whole_epochs else 1
+
+    def go_on(self, steps_per_epoch: int | None) -> None:
+        """The run was resumed: its steps so far fill whole epochs, or (1) none ever again."""
+        self._whole_epochs = steps_per_epoch == self.sampler.batches_per_epoch
 
     # What the loop does with its batches
 
@@ -202,6 +208,8 @@ class Batches:
         return self._passes[-1]
 
     def drawing(self) -> None:
+        if self.before_draw is not None:
+            self.before_draw()
         self.sampler.require_unpredicted()
 
     def drew(self, this: SamplerPass, batch: Any | None) -> None:

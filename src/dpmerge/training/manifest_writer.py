@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dpmerge.errors import RecordingError
-from dpmerge.portfolio.manifest import MANIFEST_NAME, Manifest, SavedAs
+from dpmerge.portfolio.manifest import MANIFEST_NAME, Manifest, ResumedSegment, SavedAs
 from dpmerge.terms.documents import Strict, validated
 from dpmerge.terms.mechanism_schema import DpSgdFacts, HistoryFacts, SmoothnessFacts
 from dpmerge.training.batches import Batches
@@ -34,6 +34,9 @@ class ManifestWriter:
     smoothness: SmoothnessFacts | None
     taken: list[RecordedStep] = field(default_factory=list)
     saved: list[SavedAs] = field(default_factory=list)
+    resumed: list[ResumedSegment] = field(default_factory=list)
+    losses_before: str | None = None  # what the manifest said of them when the run was resumed
+    history_only: bool = False  # because the manifest was, when the run was resumed
     finished: bool = False
     refused: bool = False  # something was, though the loop may have gone on
 
@@ -44,19 +47,31 @@ class ManifestWriter:
     @property
     def record_losses(self) -> str:
         """Whether each record had a loss of its own: checked, vouched or unknown."""
-        return self.separate_records.record_losses(linked=self.batches.linked, vouched=self.vouched)
+        found = self.separate_records.record_losses(linked=self.batches.linked, vouched=self.vouched)
+        order = ("unknown", "vouched", "checked")
+        return found if self.losses_before is None else min(found, self.losses_before, key=order.index)
 
     def manifest(self, *, upto: int | None = None) -> Manifest:
         """The record of the first `upto` steps (by default all)."""
         taken = self.taken[:upto]
         if not taken:
             raise RecordingError("record: no step has been taken yet, so there is nothing to record; train first")
-        facts = {**self.facts, "record_losses": self.record_losses}
+        facts = {**self.facts, "record_losses": self.record_losses, "resumed": self._resumed(len(taken)) or None}
         return manifest_of(facts, self._mechanism(taken), checkpoints=self.saved, finished=self.finished)
+
+    def _resumed(self, upto: int) -> list[ResumedSegment]:
+        """The stretches of which a step is covered, and at once those for which somebody vouched."""
+        kept = []
+        for each in self.resumed:
+            if each.after + each.lost_steps < upto:
+                kept.append(each)
+            elif each.unseen_steps and each.after <= upto:
+                kept.append(each.model_copy(update={"lost_steps": 0}))
+        return kept
 
     def _mechanism(self, taken: Sequence[RecordedStep]) -> DpSgdFacts | HistoryFacts:
         blocks = fold_steps(taken)
-        if not fits_a_manifest(blocks):
+        if self.history_only or not fits_a_manifest(blocks):
             return HistoryFacts(
                 kind="accountant_history",
                 blocks=coarse_history(taken),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +42,7 @@ class ModelTensors:
         in_training = {id(parameter) for parameter in optimizer.params}
         parameters = dict(model.named_parameters(remove_duplicate=False))
         named = {name: id(value) for name, value in parameters.items()}
-        state = self._state()
+        state = self.state()
         self.trained = [name for name in state if named.get(name) in in_training]
         self.frozen = [name for name in state if named.get(name) not in in_training]
         if elsewhere := in_training - {named[name] for name in self.trained}:
@@ -51,6 +51,7 @@ class ModelTensors:
             )
         self._parameters = {name: parameters[name] for name in self.trained}
         require_own_memory(self._parameters)
+        self._places = {id(parameter): place for place, parameter in enumerate(optimizer.params)}
         self._frozen_tensors = [state[name] for name in self.frozen]
         self._unsaved = {name: value for name, value in model.named_buffers() if name not in state}
         self._frozen_versions = self._written()
@@ -81,12 +82,28 @@ class ModelTensors:
         watched = [*self._frozen_tensors, *self._unsaved.values()]
         return [0 if tensor.is_inference() else tensor._version for tensor in watched]
 
-    def save(self, folder: Path, step: int) -> SavedAs:
-        """Write the weights after a step, durably, under their final name; nothing is ever overwritten."""
-        state = self._state()
+    def named(self, weights: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Values for the trained parameters, in the optimizer's order, under all their names."""
+        return {name: weights[self._places[id(parameter)]] for name, parameter in self._parameters.items()}
+
+    @property
+    def names(self) -> list[str]:
+        """One name of each trained parameter, in the optimizer's order."""
+        named = {self._places[id(parameter)]: name for name, parameter in reversed(self._parameters.items())}
+        return [named[place] for place in sorted(named)]
+
+    def save(
+        self, folder: Path, step: int, *, weights: Mapping[str, Tensor] | None = None, average: str | None = None
+    ) -> SavedAs:
+        """Write the weights after a step, durably, under their final name; nothing is ever overwritten.
+
+        `weights` are to stand for the model's own: what was there before they were swapped, or an `average` of them.
+        """
+        state = self.state()
         self._require_frozen(state)
         self._require_same_parameters()
-        name = f"step-{step}.safetensors"
+        state |= weights or {}
+        name = f"step-{step}.{average}.safetensors" if average else f"step-{step}.safetensors"
         if (folder / name).exists():
             raise RecordingError(f"directory: {folder / name} is there already; a record needs a folder of its own")
         beside = folder / f".{name}.partial"
@@ -102,13 +119,14 @@ class ModelTensors:
             beside.unlink(missing_ok=True)
             raise
         sync_folder(folder)
-        weights = weights_digest((s.name, s.dtype, s.shape, contents.tensors[s.name]) for s in slots)
-        return SavedAs(step=step, files=[File(name=name, sha256=contents.sha256)], weights=weights)
+        digest = weights_digest((s.name, s.dtype, s.shape, contents.tensors[s.name]) for s in slots)
+        return SavedAs(step=step, files=[File(name=name, sha256=contents.sha256)], weights=digest)
 
     def _kept(self) -> list[str]:
         return self.trained if self._trained_only else [*self.trained, *self.frozen]
 
-    def _state(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, Tensor]:
+        """The model's tensors now, by name."""
         state = dict(self._model.state_dict())
         for name, value in state.items():
             if not isinstance(value, Tensor) or value.dtype not in DTYPES:

@@ -75,6 +75,7 @@ def _observe_noise(attached: ExitStack, observer: StepObserver, optimizer: DPOpt
     noised = observer.noting_refusals(observer.noised)
 
     def add_noise_and_note() -> None:
+        observer.count.noising()
         type(optimizer).add_noise(optimizer)
         noised()
 

@@ -10,9 +10,9 @@ Refuses: checkpoints of weights that something else than the private optimizer m
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from dpmerge.errors import RecordingError
 from dpmerge.portfolio.manifest import Manifest, Metric
@@ -21,6 +21,9 @@ from dpmerge.training.manifest_writer import ManifestWriter
 from dpmerge.training.model_tensors import ModelTensors
 from dpmerge.training.recording_options import CheckpointSchedule
 from dpmerge.training.reference_optimizer import ReferenceOptimizer
+from dpmerge.training.step_count import StepCount
+from dpmerge.training.user_warnings import ChangedWeightsWarning, warn_user
+from dpmerge.training.weight_averages import ExponentialAverage, keep_average
 
 
 class Recorder:
@@ -37,11 +40,15 @@ class Recorder:
         tensors: ModelTensors,
         weights: ReferenceOptimizer,
         schedule: CheckpointSchedule,
+        count: StepCount,
+        average: ExponentialAverage | None,
         when_closed: Callable[[BaseException | None], None],
     ) -> None:
         self._writer, self._tensors, self._weights, self._schedule = writer, tensors, weights, schedule
+        self._count, self._average = count, average
         self._when_closed = when_closed
         self._closed = False
+        self._steps_before = writer.steps
 
     @property
     def folder(self) -> Path:
@@ -90,25 +97,55 @@ class Recorder:
         """
         return self.manifest().mechanism_from(None).profile().epsilon(delta)
 
-    def checkpoint(self) -> None:
+    def checkpoint(self, *, weights: Mapping[str, Any] | None = None, who: str | None = None) -> None:
         """Keep the weights as they are now, and say so in the manifest; once a step, however often it is asked for.
 
+        Args:
+            weights: a state_dict to keep beside them: an average of the weights so far (SWA, Polyak), made of this
+                run's weights up to now and of public data and of nothing else. Joint release and random selection
+                cover it, at the cost of the steps so far.
+            who: who vouches for that, in every certificate.
+
         Raises:
-            RecordingError: no step has been taken yet, something else than the private optimizer moved the weights, or
-                values are not finite.
+            RecordingError: no step has been taken yet, something else than the private optimizer moved the weights,
+                values are not finite, or an average is not of this model or nobody vouches for it.
             OSError: the disk is full or cannot be written to; the manifest then is what it was.
         """
-        writer = self._writer
-        if not writer.taken:
+        if self.steps == self._steps_before:
             raise RecordingError("checkpoint: no step has been taken yet, so there is nothing to keep; train first")
+        if weights is None:
+            self._keep()
+            return
+        if who is None:
+            raise RecordingError("who: nobody vouches for what is in the average; say who=")
+        self._keep(swapped=True)
+        saved = self._writer.saved
+        averages = saved[-1].averages or []
+        if all(average.name != "average" for average in averages):
+            kept = keep_average(self.folder, self.steps, self._tensors, weights, who)
+            saved[-1] = saved[-1].model_copy(update={"averages": [*averages, kept]})
+            self._writer.write()
+
+    def _keep(self, *, swapped: bool = False) -> None:
+        """Keep what the private optimizer left; `swapped`: whatever is in the model now."""
+        writer, tensors = self._writer, self._tensors
         if writer.saved and writer.saved[-1].step == self.steps:
             return
-        self._weights.require_still()
-        writer.saved.append(self._tensors.save(self.folder, self.steps))
+        if not swapped:
+            self._weights.require_still()
+        left = tensors.named(self._weights.weights) if swapped else None
+        saved = tensors.save(self.folder, self.steps, weights=left)
+        average = self._average
+        averages = None if average is None else [average.save(self.folder, self.steps, tensors)]
+        state = self._weights.state_digest(tensors.names)
+        writer.saved.append(saved.model_copy(update={"averages": averages, "optimizer_state": state}))
         writer.write()
+        self._count.kept()
 
-    def checkpoint_if_due(self) -> None:
-        """After a step: keep the weights if they were asked for in advance."""
+    def after_step(self) -> None:
+        """The weights have moved: average them, and keep them if that was asked for in advance."""
+        if self._average is not None:
+            self._average.step(self._weights.weights)
         if self._schedule.is_due(self.steps):
             self.checkpoint()
 
@@ -164,12 +201,24 @@ class Recorder:
             writer.stopped_by_private_data()
             self.rescue()
             raise
-        if writer.taken:
-            self.checkpoint()
+        if self.steps > self._steps_before:
+            self._keep_last()
             writer.finished = not writer.refused
             writer.write()
 
     def rescue(self) -> None:
         """The loop broke off, through no fault of the record's: what was learned so far is kept, as unfinished."""
-        if self._writer.taken:
-            self.checkpoint()
+        if self.steps > self._steps_before:
+            self._keep(swapped=True)
+
+    def _keep_last(self) -> None:
+        """At the end: an average that was loaded into the model as the last line is not what was trained."""
+        moved = not self._weights.still
+        self._keep(swapped=moved)
+        if moved:
+            warn_user(
+                f"run {self._writer.facts['run']}: the model's weights were changed after the last step. What is kept "
+                "are those that the private optimizer left; to keep an average of them, say "
+                "recorder.checkpoint(weights=…, who=…) or ema=.",
+                ChangedWeightsWarning,
+            )

@@ -8,6 +8,7 @@ its last weights, as unfinished, but nothing of a run that could not be recorded
 from __future__ import annotations
 
 import platform
+import secrets
 from contextlib import ExitStack, nullcontext, suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -19,7 +20,7 @@ from torch.utils.data import DataLoader
 
 from dpmerge.accounting.training_settings import Sampling
 from dpmerge.errors import DpmergeError, RecordingError
-from dpmerge.portfolio.manifest import SCHEMA, NoiseRecord
+from dpmerge.portfolio.manifest import SCHEMA, NoiseRecord, ResumedSegment
 from dpmerge.terms.mechanism_schema import SmoothnessFacts
 from dpmerge.terms.one_shot_schema import NonPrivateFacts
 from dpmerge.training.batches import Batches
@@ -31,15 +32,18 @@ from dpmerge.training.model_tensors import ModelTensors
 from dpmerge.training.noise_generators import NoiseStreamCheck, run_generators, warn_insecure_noise
 from dpmerge.training.opacus_hooks import observe_clipping, observe_steps
 from dpmerge.training.recorder import Recorder
-from dpmerge.training.recording_options import CheckpointSchedule, RunNames, SmoothnessClaim, Vouched
+from dpmerge.training.recording_options import CheckpointSchedule, Continuation, RunNames, SmoothnessClaim, Vouched
 from dpmerge.training.reference_optimizer import ReferenceOptimizer
+from dpmerge.training.resumed_run import ResumedRun
 from dpmerge.training.row_fingerprints import RowFingerprints
 from dpmerge.training.separate_records_check import SeparateRecordsCheck
 from dpmerge.training.stated_loss_check import StatedLossCheck
+from dpmerge.training.step_count import StepCount, StepSettings
 from dpmerge.training.step_observer import StepObserver
 from dpmerge.training.step_reader import StepReader
 from dpmerge.training.tied_weights import require_measured
 from dpmerge.training.user_warnings import UnknownLossesWarning, warn_user
+from dpmerge.training.weight_averages import ExponentialAverage
 
 
 class RecordingSession:
@@ -56,10 +60,15 @@ class RecordingSession:
         vouched: Vouched,
         smoothness: SmoothnessClaim,
         schedule: CheckpointSchedule,
+        continuation: Continuation,
         noise_seed: int | None,
     ) -> None:
         replace_one, folder = names.replace_one, Path(directory)
-        require_fresh(optimizer, folder)
+        resumed = self._resumed = ResumedRun.open(folder) if continuation.resume else None
+        if resumed is None:
+            require_fresh(optimizer, folder)
+        elif noise_seed is not None:
+            raise RecordingError("noise_seed: a run goes on with noise of the operating system's; leave it out")
         self._model, self._optimizer, self._loader = model, optimizer, data_loader
         self._module: nn.Module = getattr(model, "_module", model)
         self._reader = StepReader(model, self._module, optimizer)
@@ -91,6 +100,12 @@ class RecordingSession:
             "tools": _tools(),
             **vouched.facts(),
         }
+        segment = None
+        if resumed is not None:
+            resumed.require_names(names, vouched, self._batches.records)
+            segment = self._go_on(resumed, tensors, unseen=continuation.lost_steps == "unseen", who=vouched.who)
+            facts, derived = resumed.facts(facts), resumed.smoothness(derived)
+            self._criterion = smoothness.criterion if derived is not None else None
         # Whatever is wrong with a name or a choice is wrong before the first step.
         manifest_of(facts, NonPrivateFacts(kind="non_private"), checkpoints=[], finished=False)
         self._writer = ManifestWriter(
@@ -102,9 +117,27 @@ class RecordingSession:
             vouched=vouched.separate_records,
             smoothness=derived,
         )
+        if resumed is not None and segment is not None:
+            resumed.carry_on(self._writer, segment)
         weights = ReferenceOptimizer(optimizer)
+        self._count = StepCount(
+            folder,
+            run=names.run,
+            stream=facts["noise"].stream,
+            settings=self._settings,
+            begun=self._writer.steps,
+            each_draw=self._batches.sampling is Sampling.POISSON,
+        )
+        if segment is not None and resumed is not None and segment.lost_steps:
+            self._count.carry(resumed.count.worst)
         self.recorder = Recorder(
-            writer=self._writer, tensors=tensors, weights=weights, schedule=schedule, when_closed=self.close
+            writer=self._writer,
+            tensors=tensors,
+            weights=weights,
+            schedule=schedule,
+            count=self._count,
+            average=self._average(schedule.ema, weights, tensors),
+            when_closed=self.close,
         )
         self._observer = StepObserver(
             writer=self._writer,
@@ -112,9 +145,44 @@ class RecordingSession:
             tensors=tensors,
             weights=weights,
             noise_stream=NoiseStreamCheck(optimizer.generator if optimizer.secure_mode else self._generators.noise),
-            after_step=self.recorder.checkpoint_if_due,
+            count=self._count,
+            after_step=self.recorder.after_step,
         )
         self._attached = ExitStack()
+
+    def _go_on(self, resumed: ResumedRun, tensors: ModelTensors, *, unseen: bool, who: str | None) -> ResumedSegment:
+        """Compare the loop with the record that it goes on with."""
+        batches, optimizer = self._batches, self._optimizer
+        resumed.require_sampling(batches.sampling, batches.sampler.batches_per_epoch, self._reader)
+        resumed.require_weights(tensors)
+        segment = resumed.segment(
+            noise=self._noise_record(),
+            sampling_stream=secrets.token_hex(16),
+            optimizer=resumed.optimizer_state(optimizer, tensors),
+            steps_per_epoch=resumed.steps_per_epoch(batches.sampler.batches_per_epoch),
+            unseen=unseen,
+            who=who,
+        )
+        batches.go_on(resumed.steps_per_epoch(batches.sampler.batches_per_epoch))
+        return segment
+
+    def _settings(self) -> StepSettings:
+        """What a step would be taken with now."""
+        reader = self._reader
+        return StepSettings(reader.noise_multiplier(), reader.clip_norm, self._batches.sampler.rate)
+
+    def _average(
+        self, decay: float | None, weights: ReferenceOptimizer, tensors: ModelTensors
+    ) -> ExponentialAverage | None:
+        if decay is None:
+            return None
+        resumed = self._resumed
+        if resumed is None or not resumed.saved:
+            return ExponentialAverage(weights.weights, decay)
+        taken = sum(not step.lost for step in resumed.steps)
+        return ExponentialAverage.resumed(
+            resumed.folder, resumed.saved[-1], tensors, weights.weights, decay, steps=taken
+        )
 
     def _derived(self, claim: SmoothnessClaim, *, replace_one: bool) -> SmoothnessFacts | None:
         """Smoothness, where it was asked for."""
@@ -139,6 +207,11 @@ class RecordingSession:
     def start(self) -> Recorder:
         """Observe the loop from now on."""
         self.recorder.folder.mkdir(parents=True, exist_ok=True)
+        if self._resumed is not None:
+            self._resumed.remove_orphans()
+            if self._writer.resumed[-1].unseen_steps:
+                self._writer.write()  # what somebody vouches for is kept before it is relied on
+        self._count.begin()
         with ExitStack() as attached:
             self._attach(attached)
             self._attached = attached.pop_all()
@@ -151,6 +224,7 @@ class RecordingSession:
             observer.stated_loss.attach(attached)
         observe_steps(attached, observer, optimizer, self._batches)
         observe_clipping(attached, observer, optimizer, self._reader, self._model)
+        self._batches.before_draw = self._count.drawing
         attached.enter_context(LoaderObserver(self._loader, self._batches))
         self._separate_records.before_each_pass(observer.noting_refusals(observer.before_pass))
         self._separate_records.attach(attached)
@@ -161,7 +235,7 @@ class RecordingSession:
 
     def close(self, error: BaseException | None = None) -> None:
         """The loop has ended, by an error or as planned: keep the last weights, and put everything back."""
-        with self._attached:
+        with self._attached, self._count:
             if error is None:
                 # Whoever closes after a refusal has been told what was wrong.
                 with suppress(DpmergeError) if self._writer.refused else nullcontext():

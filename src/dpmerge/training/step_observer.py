@@ -23,6 +23,7 @@ from dpmerge.training.noised_gradients import NoisedGradients
 from dpmerge.training.reference_optimizer import ReferenceOptimizer
 from dpmerge.training.separate_records_check import SeparateRecordsCheck
 from dpmerge.training.stated_loss_check import StatedLossCheck
+from dpmerge.training.step_count import StepCount
 from dpmerge.training.step_reader import StepReader
 
 
@@ -37,6 +38,7 @@ class StepObserver:
         tensors: ModelTensors,
         weights: ReferenceOptimizer,
         noise_stream: NoiseStreamCheck,
+        count: StepCount,
         after_step: Callable[[], None],
     ) -> None:
         self._writer, self._optimizer = writer, optimizer
@@ -44,7 +46,7 @@ class StepObserver:
         self._batches: Batches = writer.batches
         self._separate_records: SeparateRecordsCheck = writer.separate_records
         self._tensors, self._weights, self._noise_stream = tensors, weights, noise_stream
-        self._after_step = after_step
+        self.count, self._after_step = count, after_step
         self._noised = NoisedGradients(optimizer)
         self._gradients_used: Sequence[torch.Tensor] = ()
         self._read = False

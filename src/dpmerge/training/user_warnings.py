@@ -16,6 +16,10 @@ class UnknownLossesWarning(UserWarning):
     """Nobody can say that each record had a loss of its own; the message says why."""
 
 
+class ChangedWeightsWarning(UserWarning):
+    """The model ends with other weights than the record, which has those that the private optimizer left."""
+
+
 def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn, and point at the line that called the recorder."""
     level, frame = 1, sys._getframe()
