@@ -111,7 +111,7 @@ class Manifest(Strict):
     @model_validator(mode="after")
     def _consistent(self) -> Manifest:
         # Names of files have a rule of their own, `require_plain_path`, which is stricter.
-        unnamed = {"files": True, "averages": {"__all__": {"files"}}}
+        unnamed: dict[str, Any] = {"files": True, "averages": {"__all__": {"files"}}}
         require_seen(self.model_dump(exclude={"checkpoints": {"__all__": unnamed}}))
         require_noise(self.noise.source, self.mechanism)
         self._require_resumed()

@@ -209,11 +209,11 @@ class Recorder:
     def rescue(self) -> None:
         """The loop broke off, through no fault of the record's: what was learned so far is kept, as unfinished."""
         if self.steps > self._steps_before:
-            self._keep(swapped=True)
+            self._keep(swapped=not self._writer.refused)
 
     def _keep_last(self) -> None:
         """At the end: an average that was loaded into the model as the last line is not what was trained."""
-        moved = not self._weights.still
+        moved = not self._writer.refused and not self._weights.still
         self._keep(swapped=moved)
         if moved:
             warn_user(

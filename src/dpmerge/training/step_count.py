@@ -92,6 +92,7 @@ class StepCount:
         self._path, self._run, self._stream, self._settings = folder / COUNT_NAME, run, stream, settings
         self._each_draw = each_draw  # is a step, of Poisson batches; others may be drawn and not used
         self._begun = self._drawn = self._reserved = begun
+        self._leaves_something = begun > 0
         self._worst: StepSettings | None = None  # since the last checkpoint
         self._written: StepSettings | None = None
         self._since, self._at, self._block = time.monotonic(), begun, 1
@@ -107,7 +108,7 @@ class StepCount:
 
     def kept(self) -> None:
         """A checkpoint is on disk, and the manifest says so: what counts from now on is what comes after it."""
-        self._worst = None
+        self._worst, self._leaves_something = None, True
 
     def drawing(self) -> None:
         """A batch is about to be drawn: that one more step may be begun is on disk."""
@@ -142,8 +143,8 @@ class StepCount:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """The loop has ended: the count is exact. A run without a step leaves none."""
-        if self._begun:
+        """The loop has ended: the count is exact. A run that leaves no checkpoint leaves no count."""
+        if self._leaves_something:
             self._write(self._begun)
             self._reserved = self._begun
         else:
