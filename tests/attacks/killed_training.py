@@ -14,12 +14,9 @@ warnings.simplefilter("ignore")
 import torch  # noqa: E402
 from opacus.optimizers import DPOptimizer  # noqa: E402
 
-from dpmerge.portfolio import run_files  # noqa: E402
 from dpmerge.training import manifest_writer  # noqa: E402
 from training.loops import mlp, private, recorded  # noqa: E402
 from training.resuming import rebuilt  # noqa: E402
-
-POINTS = ("before the noise", "after the noise", "after the update", "before the manifest", "within the count")
 
 
 def main(folder: Path, log: Path, point: str, steps: int) -> None:
@@ -43,19 +40,13 @@ def main(folder: Path, log: Path, point: str, steps: int) -> None:
         die("after the noise")
 
     DPOptimizer.add_noise = noted  # type: ignore[method-assign]
-    write, replace = manifest_writer.ManifestWriter.write, Path.replace
+    write = manifest_writer.ManifestWriter.write
 
     def write_or_die(self: Any) -> None:
         die("before the manifest")
         write(self)
 
-    def replace_or_die(self: Path, target: Path) -> Path:
-        if "steps.json" in self.name:
-            die("within the count")
-        return replace(self, target)
-
     manifest_writer.ManifestWriter.write = write_or_die  # type: ignore[method-assign]
-    run_files.Path.replace = replace_or_die  # type: ignore[method-assign,assignment]
     made = rebuilt(folder) if (folder / "privacy.json").exists() else private(mlp(), batches="full", noise=1.0)
     with recorded(made, folder, resume=True, checkpoint_every=3):
         for step in range(1000):

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from dpmerge.accounting import Adjacency
 from dpmerge.errors import DigestMismatchError, InvalidInputError, NoGuaranteeError, NotIndependentError, RecordingError
 from dpmerge.portfolio import Portfolio
 from dpmerge.portfolio.manifest import Manifest
@@ -30,16 +31,19 @@ HERE = Path(__file__).parent
 # Killed
 
 
-@pytest.mark.parametrize("point", ["before the noise", "after the noise", "after the update", "before the manifest"])
-def test_a_killed_run_never_counts_fewer_steps_than_drew_noise(tmp_path: Path, point: str) -> None:
-    """Killed twice, by -9, then resumed: every draw of noise is paid for, at no more noise than it had."""
+@pytest.mark.parametrize(
+    ("point", "kills"),
+    [("before the noise", [4]), ("after the noise", [5, 2]), ("after the update", [5]), ("before the manifest", [5])],
+)
+def test_a_killed_run_never_counts_fewer_steps_than_drew_noise(tmp_path: Path, point: str, kills: list[int]) -> None:
+    """Killed by -9, once or twice, then resumed: every draw of noise is paid for, at no more noise than it had."""
     folder, log = tmp_path / "run", tmp_path / "draws"
-    for steps in (5, 2):
+    for steps in kills:
         argv = [sys.executable, str(HERE / "killed_training.py"), str(folder), str(log), point, str(steps)]
         found = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
         assert found.returncode == -9, found.stderr
     draws = [float(line) for line in log.read_text().split()]
-    assert len(draws) >= 7 - (point == "before the noise") * 2
+    assert len(draws) >= sum(kills)
     made = rebuilt(folder)
     with recorded(made, folder, resume=True):
         made.train(1)
@@ -133,11 +137,10 @@ def test_a_count_from_before_the_last_checkpoint_is_refused(tmp_path: Path) -> N
     recorder = started(made, folder, checkpoint_every=1)
     made.train(1)
     older = (folder / "steps.json").read_bytes()
-    made.train(2000 // 400)
+    made.train(5)
     recorder.close()
-    (folder / "steps.json").write_bytes(older)
-    if counted(folder) >= 6:  # a block that reached so far was reserved: nothing is lost by it
-        (folder / "steps.json").write_text(json.dumps({**json.loads(older), "steps": 1}))
+    # The block reserved then may reach further than the run ever went; nothing is lost by it.
+    (folder / "steps.json").write_text(json.dumps({**json.loads(older), "steps": 1}))
     refused_at_once(rebuilt(folder), folder, "it is an older file", resume=True)
 
 
@@ -272,8 +275,6 @@ def test_an_average_without_its_run_has_no_number(tmp_path: Path) -> None:
         "tuning": "none",
         "recorded_by": {"how": "hand"},
     }
-    from dpmerge.accounting import Adjacency
-
     free = RunRecord.model_validate(statement, by_name=True).mechanism_from(Adjacency.REPLACE_ONE, None)
     with pytest.raises(NoGuaranteeError, match="no run is named"):
         free.profile()
@@ -302,5 +303,5 @@ def test_later_weights_passed_off_as_an_earlier_average_are_found(tmp_path: Path
         Portfolio.load(folder)
     first["files"][0]["sha256"], first["weights"] = last["files"][0]["sha256"], last["weights"]
     (folder / "privacy.json").write_text(json.dumps(kept))
-    with pytest.raises(NotIndependentError, match="one of them is not what it is said to be"):
+    with pytest.raises(NotIndependentError, match="run@3 has the same"):
         Portfolio.load(folder)
