@@ -125,6 +125,40 @@ def test_counts_are_reserved_in_blocks_where_writing_is_slow(tmp_path: Path) -> 
 # The count
 
 
+def test_a_process_whose_run_another_has_gone_on_with_ends(tmp_path: Path) -> None:
+    """Launched twice: the first is told at its next checkpoint, manifest or count; what it took until then counts."""
+    folder = tmp_path / "run"
+    made = private(mlp(), batches="full")
+    first = started(made, folder, checkpoint_at=[2])
+    made.train(3)
+    again = rebuilt(folder)
+    second = started(again, folder, resume=True)
+    reserved = counted(folder)
+    with pytest.raises(RecordingError, match="another process has begun to record"):
+        first.checkpoint()
+    with pytest.raises(RecordingError, match="another process has begun to record"):
+        made.train(reserved + 1)
+    first.close(KeyboardInterrupt())
+    assert counted(folder) >= reserved
+    again.train(1)
+    second.close()
+    assert Portfolio.load(folder).runs[0].mechanism.steps == reserved + 1
+    assert not (folder / "step-3.safetensors").exists()
+    with pytest.raises(RecordingError, match="not kept"):
+        first.metric("accuracy", 1.0, measured_on="public")
+
+
+def test_two_new_runs_in_one_folder_are_refused(tmp_path: Path) -> None:
+    one, other = private(mlp(), batches="full"), private(mlp(), batches="full")
+    first, second = started(one, tmp_path), started(other, tmp_path)
+    one.train(1)
+    with pytest.raises(RecordingError, match="another process has begun to record"):
+        other.train(1)
+    second.close()
+    first.close()
+    assert counted(tmp_path) == 1
+
+
 def test_a_deleted_count_ends_the_run(tmp_path: Path) -> None:
     killed_run(tmp_path / "run", 4, kept_at=2)
     (tmp_path / "run" / "steps.json").unlink()

@@ -89,8 +89,13 @@ def test_an_average_is_planned_merged_and_verified(tmp_path: Path) -> None:
     assert not (tmp_path / "out" / "steps.json").exists()
     assert dpm.verify(tmp_path / "out", portfolio=tmp_path / "runs", rebuild=True).verified
     # What was charged is the run: releasing its last iterate as well costs nothing more.
+    finding = dpm.audit(tmp_path / "out", trials=2000)
+    assert 0.5 < (finding.tightness or 0.0) <= 1  # the average hides nothing that is charged
     again = dpm.release(dpm.plan(Portfolio.load(tmp_path / "runs"), target, checkpoints="run@4"), out=tmp_path / "more")
     assert again.guarantee.epsilon == pytest.approx(made.guarantee.epsilon, rel=1e-9)
+    # And what was released is released of the run as it is.
+    run = rebuilt(tmp_path / "runs" / "run")
+    refused_at_once(run, tmp_path / "runs" / "run", "has charged run run as it is", resume=True)
 
 
 def test_averages_of_two_runs_may_be_averaged_by_joint_release(tmp_path: Path) -> None:

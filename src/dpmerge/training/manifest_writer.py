@@ -6,7 +6,7 @@ Forgets what turns out not to be true, of earlier checkpoints too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ class ManifestWriter:
     saved: list[SavedAs] = field(default_factory=list)
     resumed: list[ResumedSegment] = field(default_factory=list)
     losses_before: str | None = None  # what the manifest said of them when the run was resumed
+    may_write: Callable[[], None] = lambda: None
     history_only: bool = False  # because the manifest was, when the run was resumed
     finished: bool = False
     refused: bool = False  # something was, though the loop may have gone on
@@ -97,6 +98,7 @@ class ManifestWriter:
     def write(self) -> None:
         """Replace the manifest by one that covers what was saved."""
         if self.saved:
+            self.may_write()
             self.manifest(upto=self.saved[-1].step).write(self.folder / MANIFEST_NAME)
 
     def forget_smoothness(self) -> None:

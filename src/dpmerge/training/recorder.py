@@ -133,6 +133,7 @@ class Recorder:
             return
         if not swapped:
             self._weights.require_still()
+        self._count.require_own()
         left = tensors.named(self._weights.weights) if swapped else None
         saved = tensors.save(self.folder, self.steps, weights=left)
         average = self._average

@@ -128,6 +128,7 @@ class RecordingSession:
             begun=self._writer.steps,
             each_draw=self._batches.sampling is Sampling.POISSON,
         )
+        self._writer.may_write = self._count.require_own
         if segment is not None and resumed is not None and segment.lost_steps:
             self._count.carry(resumed.count.worst)
         self.recorder = Recorder(
@@ -209,6 +210,7 @@ class RecordingSession:
         self.recorder.folder.mkdir(parents=True, exist_ok=True)
         if self._resumed is not None:
             self._resumed.remove_orphans()
+            self._count.take_over(self._resumed.count)
             if self._writer.resumed[-1].unseen_steps:
                 self._writer.write()  # what somebody vouches for is kept before it is relied on
         self._count.begin()

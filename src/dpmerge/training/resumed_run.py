@@ -27,6 +27,7 @@ from dpmerge.accounting.training_settings import Sampling
 from dpmerge.errors import RecordingError
 from dpmerge.files import is_file
 from dpmerge.portfolio.manifest import MANIFEST_NAME, Manifest, NoiseRecord, ResumedSegment, SavedAs
+from dpmerge.releasing.charged_statements import charged_beside
 from dpmerge.terms.mechanism_schema import DpSgdFacts, HistoryFacts, SmoothnessFacts
 from dpmerge.training.fresh_run import accountant_of, require_no_gradients, require_unused
 from dpmerge.training.manifest_writer import ManifestWriter
@@ -76,6 +77,11 @@ class ResumedRun:
         if self.count.run != manifest.run or self.count.stream != manifest.noise.stream:
             raise RecordingError(
                 f"directory: {COUNT_NAME} in {self.folder} is the count of another run; put its own back"
+            )
+        if (ledger := charged_beside(self.folder / MANIFEST_NAME, manifest)) is not None:
+            raise RecordingError(
+                f"directory: {ledger} has charged run {manifest.run} as it is, and what was released of it would no "
+                f"longer fit its record; {_ANEW}"
             )
         if self.count.steps < self.after:
             raise RecordingError(

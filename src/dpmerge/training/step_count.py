@@ -2,15 +2,17 @@
 
 Guarantees: whenever a process dies, the count on disk is at least the number of steps for which noise was drawn, and
 the settings beside it are no better than those of any step since the last checkpoint. Closed as it should be, the count
-is exact. Counts are reserved ahead in blocks, as long as about a hundred times what one write takes: after a kill a
-block's steps may be charged that never were.
-Refuses: files that are no such count. What it trusts: that nobody puts an older file back.
+is exact. Counts are reserved ahead in blocks, as long as about two hundred times what one write takes: after a kill a
+block's steps may be charged that never were. One process counts: who goes on with a run takes the file over.
+Refuses: files that are no such count; to count on, or to write a manifest, in a folder that another process has taken
+over. What it trusts: that nobody puts an older file back.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +27,7 @@ from dpmerge.terms.documents import NonNegative, Positive, Strict, strict_json, 
 
 COUNT_NAME = "steps.json"
 _LARGEST = 10_000
-_WRITING_SHARE = 0.01
+_WRITING_SHARE = 0.005
 """Of the time of training, at most, for writing counts."""
 _LONGEST_BLOCK = 1_000
 
@@ -51,6 +53,7 @@ class CountFile(Strict):
     schema_: Literal["dpmerge/steps/v1"] = Field(alias="schema", description='"dpmerge/steps/v1"')
     run: str = Field(description="the run's name")
     stream: str | None = Field(default=None, description="the run's first stream of noise")
+    process: str = Field(description="drawn at random by the process that counts")
     steps: Annotated[int, Field(ge=0)] = Field(description="an integer ≥ 0: no more steps than this were begun")
     noise_multiplier: NonNegative = Field(description="a finite number ≥ 0: the smallest")
     clip_norm: Positive = Field(description="a finite number > 0")
@@ -90,6 +93,7 @@ class StepCount:
         each_draw: bool = False,
     ) -> None:
         self._path, self._run, self._stream, self._settings = folder / COUNT_NAME, run, stream, settings
+        self._process = secrets.token_hex(16)
         self._each_draw = each_draw  # is a step, of Poisson batches; others may be drawn and not used
         self._begun = self._drawn = self._reserved = begun
         self._leaves_something = begun > 0
@@ -135,15 +139,33 @@ class StepCount:
         self._since, self._at = time.monotonic(), self._begun
 
     def begin(self) -> None:
-        """The loop begins: what is on disk of a run that goes on is what is counted of it."""
+        """The loop begins: what is on disk of a run that goes on is what is counted of it, here from now on."""
         if self._begun:
             self._write(self._begun)
+
+    def take_over(self, found: CountFile) -> None:
+        """The process that counted before is at its end, and if it is not it finds out at its next count."""
+        mine = found.model_copy(update={"process": self._process})
+        write_atomically(self._path, (json.dumps(mine.document()) + "\n").encode())
+
+    def require_own(self) -> None:
+        """Refuse to go on where another process does: each would hide the other's steps."""
+        found = CountFile.read(self._path.parent)
+        if found is not None and found.process != self._process:
+            raise RecordingError(
+                f"directory: another process has begun to record in {self._path.parent}; let one go on, and end the "
+                "other"
+            )
 
     def __enter__(self) -> StepCount:
         return self
 
     def __exit__(self, *_: object) -> None:
         """The loop has ended: the count is exact. A run that leaves no checkpoint leaves no count."""
+        try:
+            self.require_own()
+        except RecordingError:
+            return  # it is another's now
         if self._leaves_something:
             self._write(self._begun)
             self._reserved = self._begun
@@ -151,11 +173,13 @@ class StepCount:
             self._path.unlink(missing_ok=True)
 
     def _write(self, steps: int) -> None:
+        self.require_own()
         worst = self._worst or self._settings()
         content = CountFile(
             schema="dpmerge/steps/v1",
             run=self._run,
             stream=self._stream,
+            process=self._process,
             steps=steps,
             noise_multiplier=worst.noise_multiplier,
             clip_norm=worst.clip_norm,
