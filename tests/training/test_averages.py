@@ -12,7 +12,14 @@ from torch import Tensor, nn
 
 import dpmerge as dpm
 from dpmerge.accounting import LinearCombination, hidden_state, joint_release, last_step, merged_trajectory
-from dpmerge.errors import InvalidInputError, MissingParentError, NoGuaranteeError, NotIndependentError, RecordingError
+from dpmerge.errors import (
+    InvalidInputError,
+    MissingParentError,
+    NoGuaranteeError,
+    NotIndependentError,
+    RecordingError,
+    RunsLockedError,
+)
 from dpmerge.planning.stated_weights import stated_weights
 from dpmerge.portfolio import Portfolio
 from dpmerge.training import Ancestry, ChangedWeightsWarning
@@ -141,6 +148,26 @@ def test_a_descendant_of_an_average_names_it(tmp_path: Path) -> None:
             assert child.mechanism.profile().mu == pytest.approx(gaussian_mu([1.0] * 4), rel=1e-12)  # type: ignore[attr-defined]
     with pytest.raises(MissingParentError, match=r"run\.ema-3"):
         Portfolio.load(tmp_path)
+
+
+@pytest.mark.parametrize("first", ["final", "average"])
+def test_a_final_release_and_an_average_of_its_run_exclude_each_other(tmp_path: Path, first: str) -> None:
+    start = state_of(mlp())
+    for name in ("a", "b"):
+        model = mlp()
+        model.load_state_dict(start)
+        made = private(model, batches="full")
+        with recorded(made, tmp_path / "runs" / name, run=name, ema=DECAY):
+            made.train(2)
+    portfolio, target = Portfolio.load(tmp_path / "runs"), dpm.Guarantee(epsilon=100.0, delta=1e-5)
+    plans = {
+        "final": stated_weights(portfolio, {"a@2": 0.5, "b@2": 0.5}, target, theorem="last_step"),
+        "average": dpm.plan(portfolio, target, checkpoints="a.ema-2@1"),
+    }
+    dpm.release(plans.pop(first), out=tmp_path / "first", final=first == "final")
+    (second,) = plans.values()
+    with pytest.raises(RunsLockedError):
+        dpm.release(second, out=tmp_path / "second", final=first != "final")
 
 
 # Going on

@@ -101,8 +101,10 @@ def test_a_run_resumed_and_closed_without_a_step_is_what_it_was(tmp_path: Path) 
     folder = tmp_path / "run"
     killed_run(folder, 3, kept_at=2)
     before, count = (folder / "privacy.json").read_bytes(), counted(folder)
-    with recorded(rebuilt(folder), folder, resume=True) as recorder, pytest.raises(RecordingError, match="no step"):
-        recorder.checkpoint()
+    with recorded(rebuilt(folder), folder, resume=True) as recorder:
+        assert recorder.manifest().statement.resumed[0].lost_steps == count - 2  # type: ignore[index]
+        with pytest.raises(RecordingError, match="no step"):
+            recorder.checkpoint()
     assert (folder / "privacy.json").read_bytes() == before
     assert counted(folder) == count
 

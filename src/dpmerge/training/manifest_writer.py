@@ -64,7 +64,7 @@ class ManifestWriter:
         """The stretches of which a step is covered, and at once those for which somebody vouched."""
         kept = []
         for each in self.resumed:
-            if each.after + each.lost_steps < upto:
+            if each.after + each.lost_steps <= upto and (each.after < upto or each.unseen_steps):
                 kept.append(each)
             elif each.unseen_steps and each.after <= upto:
                 kept.append(each.model_copy(update={"lost_steps": 0}))
