@@ -298,7 +298,7 @@ def test_honest_optimizers_of_all_kinds_are_repeated_exactly(tmp_path: Path, kin
 @pytest.mark.parametrize("ending", ["a batch left out", "weights changed"])
 def test_a_refusal_at_the_end_keeps_what_was_valid(tmp_path: Path, ending: str) -> None:
     run = private()
-    with refusing(run, tmp_path / "run", checkpoint_every=2, stopping="fixed"):
+    with refusing(run, tmp_path / "run", checkpoint_every=2, stopping="fixed") as recorder:
         batches = iter(run.loader)
         for _ in range(3):
             run.step(next(batches))
@@ -306,6 +306,7 @@ def test_a_refusal_at_the_end_keeps_what_was_valid(tmp_path: Path, ending: str) 
             next(batches)
         else:
             run.plain[0].weight.data += 1
+            recorder.checkpoint()
     (loaded,) = Portfolio.load(tmp_path).runs
     assert not loaded.manifest.finished
     assert [saved.step for saved in loaded.checkpoints] == ([2, 3] if ending == "a batch left out" else [2])

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, TensorDataset
 
 from dpmerge.errors import DpmergeError, RecordingError
-from dpmerge.training import record
+from dpmerge.training import Recorder, record, start
 
 FEATURES, CLASSES = 16, 4
 
@@ -153,6 +153,12 @@ def recorded(made: Private, folder: Path, **settings: Any) -> Iterator[Any]:
         made.criterion = settings["criterion"]  # what is said to be the loss is the loss
     with record(model=made.model, optimizer=made.optimizer, data_loader=made.loader, **given) as recorder:
         yield recorder
+
+
+def started(made: Private, folder: Path, **settings: Any) -> Recorder:
+    """`start`, likewise."""
+    given = {"run": "run", "dataset": "toy", "adjacency": "replace_one", "directory": folder} | settings
+    return start(model=made.model, optimizer=made.optimizer, data_loader=made.loader, **given)
 
 
 @contextmanager

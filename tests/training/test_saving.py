@@ -77,7 +77,7 @@ def test_a_run_loads_and_holds_the_models_weights(tmp_path: Path) -> None:
     assert set(manifest.tools) == {"python", "dpmerge", "torch", "opacus", "safetensors"}
     assert manifest.document() == recorder.manifest().document()
     assert sorted(file.name for file in tmp_path.iterdir()) == [
-        MANIFEST_NAME, "step-2.safetensors", "step-4.safetensors", "step-5.safetensors",
+        MANIFEST_NAME, "step-2.safetensors", "step-4.safetensors", "step-5.safetensors", "steps.json",
     ]  # fmt: skip
 
 

@@ -123,6 +123,9 @@ if TYPE_CHECKING:
     from dpmerge.accounting.one_shot_mechanisms import (
         Unaccounted as Unaccounted,
     )
+    from dpmerge.accounting.one_shot_mechanisms import (
+        WeightAverage as WeightAverage,
+    )
     from dpmerge.accounting.premises import (
         Premise as Premise,
     )
@@ -205,6 +208,7 @@ _MODULES = {
         "NonPrivate",
         "RenyiMechanism",
         "Unaccounted",
+        "WeightAverage",
     ),
     "premises": ("Premise",),
     "profile": ("NonPrivateProfile", "PrivacyProfile"),

@@ -39,6 +39,7 @@ from dpmerge.accounting.premises import (
     only_release,
     seen_in_part,
     separate_runs,
+    unbroken,
     whole_update_clipped,
 )
 from dpmerge.accounting.profile import PrivacyProfile
@@ -189,6 +190,7 @@ def last_step(combination: LinearCombination) -> Bound:
         *common_premises(support),
         *learning_rates_known(support),
         *known_inclusion(support),
+        *unbroken(support),
         *separate_runs(support),
         linear_last_update(support),
         *noise_on_the_weights(support),
@@ -233,7 +235,7 @@ def merged_trajectory(combination: LinearCombination, alignment: Alignment = "ap
     (False, 0.6205)
     """
     support = combination.support
-    separate = separate_runs(support)
+    separate = [*separate_runs(support), *unbroken(support)]
     bounded = bounded_update(support, combination.shared_affine)
 
     def profile() -> PrivacyProfile | None:

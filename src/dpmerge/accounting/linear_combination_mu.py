@@ -27,6 +27,7 @@ from dpmerge.accounting.premises import (
     linear_last_update,
     separate_runs,
     started_afresh,
+    unbroken,
 )
 from dpmerge.accounting.update_chain import Chain
 from dpmerge.accounting.validation import Array
@@ -94,7 +95,7 @@ def last_step_mus(candidates: Sequence[Candidate], weights: npt.ArrayLike, relea
     array([0.307044, 0.309675])
     """
     checkpoints = _checkpoints(candidates)
-    _require([*_apart(checkpoints), full_batch(checkpoints), linear_last_update(checkpoints)])
+    _require([*_apart(checkpoints), *unbroken(checkpoints), full_batch(checkpoints), linear_last_update(checkpoints)])
     return last_step_formula(checkpoints, weights, release_noise)
 
 
@@ -144,7 +145,7 @@ def merged_trajectory_mus(
     array([0.173344, 0.25    ])
     """
     checkpoints = _checkpoints(candidates)
-    _require(_apart(checkpoints))
+    _require([*_apart(checkpoints), *unbroken(checkpoints)])
     return merged_trajectory_formula(checkpoints, weights, alignment)
 
 

@@ -56,6 +56,8 @@ class DpSgd(Mechanism):
         optimizer: What theorems ask of it.
         smoothness: What is known of the loss, for `hidden_state`.
         ancestry: The privately trained checkpoint it started from, if any.
+        unbroken_steps: After how many steps its updates no longer follow one from another (steps that were taken and
+            lost, an optimizer that was reset); None: they all do.
         independent_noise: Whether its noise is no other run's.
         label: Its name.
         vouched_by: Who says all this.
@@ -81,6 +83,7 @@ class DpSgd(Mechanism):
     optimizer: Optimizer = field(default_factory=Optimizer)
     smoothness: Smoothness | DeclaredLipschitz | None = None
     ancestry: Checkpoint | None = None
+    unbroken_steps: int | None = None
     independent_noise: bool = True
     label: str = "run"
     vouched_by: str = "the run's record"
@@ -101,6 +104,8 @@ class DpSgd(Mechanism):
         kinds = (Smoothness, DeclaredLipschitz, type(None))
         validation.instance("smoothness", self.smoothness, kinds, "a Smoothness, a DeclaredLipschitz or None")
         validation.instance("ancestry", self.ancestry, (Checkpoint, type(None)), "a Checkpoint of the parent, or None")
+        if self.unbroken_steps is not None:
+            validation.integer("unbroken_steps", self.unbroken_steps, least=0, most=self.steps)
         for name, kind in (("adjacency", Adjacency), ("clipping", Clipping)):
             object.__setattr__(self, name, enum_member(name, getattr(self, name), kind))
         object.__setattr__(self, "sampling", self._checked_sampling())

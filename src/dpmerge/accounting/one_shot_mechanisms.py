@@ -21,7 +21,7 @@ from dpmerge.accounting.profile import NonPrivateProfile, PrivacyProfile
 from dpmerge.accounting.renyi import RenyiProfile
 from dpmerge.accounting.training_settings import Optimizer, enum_member
 from dpmerge.accounting.validation import Array
-from dpmerge.errors import NoGuaranteeError
+from dpmerge.errors import InvalidInputError, NoGuaranteeError
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -161,6 +161,30 @@ class NonPrivate(OneShot):
 
     def _released(self) -> PrivacyProfile:
         return NonPrivateProfile()
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class WeightAverage(OneShot):
+    """A function of a run's iterates up to the checkpoint in `ancestry`, and of public data: EMA, SWA.
+
+    It costs what these iterates cost and nothing more, and is none of them: theorems about updates do not apply to it.
+
+    >>> from dpmerge.accounting import StepBlock
+    >>> block = StepBlock(steps=20, noise_multiplier=32, clip_norm=2, learning_rate=4)
+    >>> run = DpSgd(blocks=(block,), adjacency="replace_one")
+    >>> WeightAverage(adjacency="replace_one", ancestry=Checkpoint(run, 5)).profile() == run.profile(upto=5)
+    True
+    """
+
+    label: str = "average"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.ancestry is None:
+            raise InvalidInputError("ancestry", None, "the last iterate that is in the average", found="nothing")
+
+    def _released(self) -> PrivacyProfile:
+        return GaussianProfile(0.0)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

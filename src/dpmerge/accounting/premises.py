@@ -135,6 +135,19 @@ def separate_runs(support: Sequence[Checkpoint]) -> list[Premise]:
     ]
 
 
+def unbroken(support: Sequence[Checkpoint]) -> list[Premise]:
+    """Of runs that were broken off and went on: theorems about updates need each to follow from the one before.
+
+    Steps that were taken and lost are paid for, but are not in the weights; an optimizer that was reset forgot some.
+    """
+    resumed = [c for c in support if isinstance(c.run, DpSgd) and c.run.unbroken_steps is not None]
+    if not resumed:
+        return []
+    broken = [c.run.label for c in resumed if isinstance(c.run, DpSgd) and c.step > (c.run.unbroken_steps or 0)]
+    said = f"nobody: {', '.join(broken)} lost steps, or its optimizer was reset" if broken else _records(resumed)
+    return [Premise("no_step_lost_on_the_way", not broken, said)]
+
+
 def full_batch(support: Sequence[Checkpoint]) -> Premise:
     holds = all(isinstance(c.run, NoisyRun) and c.run.is_full_batch for c in support)
     return Premise("full_batch", holds, _records(support))
@@ -250,6 +263,7 @@ def hidden_state_premises(support: Sequence[Checkpoint]) -> list[Premise]:
     record = _records(support)
     premises = [
         full_batch(support),
+        *unbroken(support),
         *separate_runs(support),
         Premise("sgd_without_momentum", whole and all(r.optimizer.is_plain for r in trained), record),
         Premise("flat_clipping", whole and all(r.flat_clipping for r in trained), record),

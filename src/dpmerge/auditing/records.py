@@ -29,6 +29,9 @@ CURVATURES = {"logistic": 1 / 4, "huber": 1.0, "squared": 1.0, "softmax": 1 / 2}
 OPACUS_MARGIN = 2e-6
 """A gradient must be so much shorter than the clip norm for Opacus to leave it alone: it divides by norm + 1e-6."""
 
+NOTHING = 1e-9
+"""How far one record moves what is computed from weights that are seen anyway."""
+
 _STATE_IT = "state it in the run's record, for otherwise there is nothing to simulate"
 
 
@@ -61,6 +64,9 @@ def schedule_of(statement: RunRecord, adjacency: AdjacencyName, parents: Mapping
     if facts.kind == "gaussian_dp":
         # The least private thing that is μ-GDP: one number with noise of deviation 1, seen as it is, and no weights.
         return _once(statement.run, facts.mu, 1.0, adjacency, parent, optimizer="unknown")
+    if facts.kind == "average":
+        # Made of its run's weights: whoever sees them sees nothing more in it.
+        return _once(statement.run, NOTHING, 1.0, adjacency, parent, optimizer="unknown")
     field = f"{statement.run}.mechanism.kind"
     problem = f"{field}: of a run that is {facts.kind} only a guarantee is known, which leaves nothing to simulate"
     remedy = "audit runs that are dp_sgd, accountant_history, gaussian_release or gaussian_dp"

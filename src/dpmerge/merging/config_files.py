@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 
 from dpmerge.errors import DigestMismatchError
@@ -62,9 +63,10 @@ def small_file(run: Run, checkpoint: SavedCheckpoint, name: str) -> Path | None:
 
 
 def _beside(run: Run, checkpoint: SavedCheckpoint) -> Iterator[Path]:
-    """Files in the checkpoint's folder, then in the run's, that are neither weights nor the manifest."""
+    """Files in the checkpoint's folder, then in the run's, that are neither weights nor what the recorder wrote."""
     weights = {path for saved in run.checkpoints for path in saved.files}
     for place in dict.fromkeys([checkpoint.files[0].parent, run.folder]):
         for path in sorted(place.iterdir()):
-            if path not in weights and path.name != MANIFEST_NAME and is_file(path):
+            ours = path.name in (MANIFEST_NAME, "steps.json") or fnmatch(path.name, "step-*.safetensors")
+            if path not in weights and not ours and is_file(path):
                 yield path

@@ -22,7 +22,7 @@ import numpy as np
 
 from dpmerge.accounting.exposure import Checkpoint, Mechanism
 from dpmerge.accounting.mechanisms import DpSgd
-from dpmerge.accounting.one_shot_mechanisms import GaussianRelease
+from dpmerge.accounting.one_shot_mechanisms import GaussianRelease, WeightAverage
 from dpmerge.accounting.validation import Array
 
 
@@ -100,6 +100,8 @@ def precision_weights(noises: Sequence[NoisePrediction]) -> Array:
 def _steps(checkpoint: Checkpoint, relative: bool) -> tuple[Array, Array] | None:
     """Rates and noise of the steps up to a checkpoint. A Gaussian release travels the whole way in one step."""
     run = checkpoint.run
+    if isinstance(run, WeightAverage):  # it carries what the iterates it is made of carry, or less
+        return np.zeros(checkpoint.step), np.zeros(checkpoint.step)
     if relative:
         if not isinstance(run, DpSgd):
             return None

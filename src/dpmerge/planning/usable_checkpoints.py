@@ -17,6 +17,7 @@ import numpy as np
 
 from dpmerge.accounting.exposure import Checkpoint, Exposure
 from dpmerge.accounting.gaussian import GaussianProfile, largest_mu
+from dpmerge.accounting.one_shot_mechanisms import WeightAverage
 from dpmerge.accounting.profile import PrivacyProfile
 from dpmerge.errors import DeltaOutOfReachError, InvalidInputError, NoGuaranteeError
 from dpmerge.evaluation.evaluation_progress import show_progress
@@ -99,6 +100,8 @@ class UsableCheckpoints:
         groups = []
         for together in self.portfolio.combinable():
             runs = averaged_with_reason(together) if self.with_reason else together
+            # An average of one run's weights has that run's noise: averaged again with them, nothing is gained.
+            runs = tuple(run for run in runs if not isinstance(run.mechanism, WeightAverage)) or runs
             if found := tuple(self._of_runs[run.id] for run in runs if run.id in self._of_runs):
                 groups.append(found)
         return tuple(groups)

@@ -24,6 +24,7 @@ REMEDIES = {
         "state kind dp_sgd with its clip norms, rates and optimizer, if that is SGD; or, of a gaussian_release, "
         "noise_on: weights, if that is where its noise is"
     ),
+    "no_step_lost_on_the_way": "only checkpoints from before the run was broken off have it",
     "sgd_without_momentum": "state kind dp_sgd with its optimizer; SGD without momentum has it",
     "flat_clipping": "state kind dp_sgd with flat_clipping true, if one norm was clipped over all trained tensors",
     "smoothness_known": "state smoothness, if the model is linear and its features are bounded",

@@ -94,11 +94,13 @@ def tensor_difference(first: SavedCheckpoint, checkpoint: SavedCheckpoint) -> Te
 
 def _require_own_stream(runs: Sequence[RecordedRun]) -> None:
     first: dict[str, RecordedRun] = {}
-    for run in runs:
-        stream = run.manifest.noise.stream
+    for run, stream in [(each, noise.stream) for each in runs for noise in each.manifest.streams]:
         other = run if stream is None else first.setdefault(stream, run)
         if other is not run:
-            problem = f"noise.stream: {other.file} has the same ({stream}), so the two are not independent"
+            why = "so the two are not independent"
+            if run.manifest.resumed or other.manifest.resumed:
+                why = "so the two are one run, resumed from copies of its folder"
+            problem = f"noise.stream: {other.file} has the same ({stream}), {why}"
             remedy = "keep one of the two, or train one of them again with noise of its own"
             raise NotIndependentError(run.file, "noise.stream", stream, remedy, problem=problem)
 

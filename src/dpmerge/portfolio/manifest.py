@@ -11,8 +11,9 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -30,6 +31,7 @@ from dpmerge.portfolio.manifest_parts import (
     Metric,
     ModelKind,
     NoiseRecord,
+    ResumedSegment,
     SavedAs,
     Sha256,
     Tensors,
@@ -38,6 +40,7 @@ from dpmerge.portfolio.run_files import require_plain_path, write_atomically
 from dpmerge.portfolio.samples import StartSample
 from dpmerge.terms.documents import Strict, Text, require_seen, schema_of, strict_json, validated
 from dpmerge.terms.mechanism_schema import MECHANISM_KINDS, DpSgdFacts, HistoryFacts, MechanismFacts
+from dpmerge.terms.resumption import require_order
 from dpmerge.terms.run_record import (
     ADJACENCY,
     RECORD_LOSSES,
@@ -52,6 +55,7 @@ from dpmerge.terms.run_record import (
     RunId,
     RunRecord,
     Tuning,
+    require_noise,
 )
 
 __all__ = [
@@ -61,6 +65,7 @@ __all__ = [
     "Manifest",
     "Metric",
     "NoiseRecord",
+    "ResumedSegment",
     "SavedAs",
     "Sha256",
     "Tensors",
@@ -99,6 +104,9 @@ class Manifest(Strict):
         description="an object of file names and their sha256: kept beside each checkpoint, vouched to be public",
     )
     finished: bool = Field(default=True, description="true or false: did the run end as planned?")
+    resumed: Annotated[list[ResumedSegment], Field(min_length=1)] | None = Field(
+        default=None, description="a list of objects with after and noise: where the run was broken off and went on"
+    )
     recorded_by: RecordedBy = Field(description="an object with how")
     amended: list[Amendment] | None = Field(
         default=None, description="a list of objects with by and fields: what was stated later, and who vouches"
@@ -108,7 +116,10 @@ class Manifest(Strict):
     @model_validator(mode="after")
     def _consistent(self) -> Manifest:
         # Names of files have a rule of their own, `require_plain_path`, which is stricter.
-        require_seen(self.model_dump(exclude={"checkpoints": {"__all__": {"files"}}}))
+        unnamed: dict[str, Any] = {"files": True, "averages": {"__all__": {"files"}}}
+        require_seen(self.model_dump(exclude={"checkpoints": {"__all__": unnamed}}))
+        require_noise(self.noise.source, self.mechanism)
+        self._require_resumed()
         self._require_amendments()
         self._require_sizes()
         self._require_whole_epochs()
@@ -121,6 +132,22 @@ class Manifest(Strict):
             if repeated := next((name for name, times in counted.items() if times > 1), None):
                 raise InvalidInputError("tensors", repeated, "each tensor once, trained or frozen")
         return self
+
+    @property
+    def streams(self) -> list[NoiseRecord]:
+        """The noise of each stretch of the run."""
+        return [self.noise, *(each.noise for each in self.resumed or ())]
+
+    def _require_resumed(self) -> None:
+        if self.resumed is None:
+            return
+        mechanism = self.mechanism_from(None)
+        if isinstance(mechanism, OneShot):
+            raise InvalidInputError("resumed", self.mechanism.kind, "left out for what has no steps")
+        require_order(self.resumed, mechanism.steps)
+        named = [each.stream for each in self.streams if each.stream is not None]
+        if len(set(named)) < len(named) or any(each.noise.source != "os_entropy" for each in self.resumed):
+            raise InvalidInputError("resumed", None, "noise of its own, from the operating system, for each stretch")
 
     def _require_sizes(self) -> None:
         size = self.dataset.size
@@ -167,9 +194,9 @@ class Manifest(Strict):
                 accepted = f"steps in increasing order, up to the run's {mechanism.steps}"
                 raise InvalidInputError(f"checkpoints[{place}].step", saved.step, accepted)
             earlier = saved.step
-            for position, file in enumerate(saved.files):
+            for field, file in _files(place, saved):
                 if file.name in names:
-                    raise InvalidInputError(f"checkpoints[{place}].files[{position}].name", file.name, "each file once")
+                    raise InvalidInputError(f"{field}.name", file.name, "each file once")
                 names.add(file.name)
 
     def _require_amendments(self) -> None:
@@ -217,6 +244,7 @@ class Manifest(Strict):
             record_losses=self.record_losses,
             public_files=sorted(self.public_files) if self.public_files else None,
             finished=self.finished,
+            resumed=None if self.resumed is None else [each.stated() for each in self.resumed],
             recorded_by=self.recorded_by.model_copy(update={"who": self._voices()}),
         )
 
@@ -249,8 +277,8 @@ class Manifest(Strict):
         except InvalidInputError as error:
             raise error if isinstance(error, PortfolioError) else ManifestError.of(file, error) from None
         for place, saved in enumerate(manifest.checkpoints):
-            for position, listed in enumerate(saved.files):
-                require_plain_path(file, f"checkpoints[{place}].files[{position}].name", listed.name)
+            for field, listed in _files(place, saved):
+                require_plain_path(file, f"{field}.name", listed.name)
         return manifest
 
     @classmethod
@@ -275,6 +303,15 @@ class Manifest(Strict):
             problem = f"file: {len(content):,} bytes, of which nobody reads more than {LARGEST_DOCUMENT:,}"
             raise ManifestError(path, "file", len(content), "keep fewer checkpoints", problem=problem)
         write_atomically(path, content)
+
+
+def _files(place: int, saved: SavedAs) -> Iterator[tuple[str, File]]:
+    """All files of a checkpoint, its averages' too, and what an error calls each."""
+    for position, file in enumerate(saved.files):
+        yield f"checkpoints[{place}].files[{position}]", file
+    for number, average in enumerate(saved.averages or ()):
+        for position, file in enumerate(average.files):
+            yield f"checkpoints[{place}].averages[{number}].files[{position}]", file
 
 
 def json_schema() -> dict[str, Any]:

@@ -19,7 +19,7 @@ from dpmerge.portfolio.applicable_theorems import ApplicableTheorem, applicable_
 from dpmerge.portfolio.inspection import Cost, cost_numbers
 from dpmerge.portfolio.manifest import MANIFEST_NAME, Manifest
 from dpmerge.portfolio.manifest_draft import completed, missing_of_the_optimizer, read_draft
-from dpmerge.portfolio.run_reading import read_run
+from dpmerge.portfolio.run_reading import read_runs
 from dpmerge.terms.documents import problems, strict_json, validated
 
 DRAFTS = (".yaml", ".yml")
@@ -120,7 +120,9 @@ def check_manifest(path: str | Path, delta: float = 1e-5) -> ManifestCheck:
     if found := problems(Manifest, content, "manifest"):
         by_field = {each.field: each for each in (*missing_of_the_optimizer(content), *found)}
         return ManifestCheck(path=path, delta=delta, manifest=None, problems=tuple(by_field.values()))
-    manifest = read_run(path.parent, contents=True).manifest if path.name == MANIFEST_NAME else Manifest.read(path)
+    manifest = Manifest.read(path)
+    if path.name == MANIFEST_NAME:
+        manifest, *_ = (run.manifest for run in read_runs(path.parent, contents=True))
     return ManifestCheck(path=path, delta=delta, manifest=manifest)
 
 

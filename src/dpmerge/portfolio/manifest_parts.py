@@ -13,7 +13,8 @@ from pydantic import Field, model_validator
 
 from dpmerge.errors import InvalidInputError
 from dpmerge.terms.documents import AnyText, Strict, Text
-from dpmerge.terms.run_record import NoiseSource
+from dpmerge.terms.resumption import Resumption
+from dpmerge.terms.run_record import NOISE_SOURCE, NoiseSource
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 _DIGEST = re.compile(r"(?:sha\d+[:_-]?|md5[:_-]?)?[0-9a-f]{32,}", re.IGNORECASE)
@@ -39,7 +40,7 @@ class Dataset(Strict):
 class NoiseRecord(Strict):
     """Where the noise came from. Not for release: a seed gives the noise away."""
 
-    source: NoiseSource = Field(description='"os_entropy", "seeded" or "unknown"')
+    source: NoiseSource = Field(description=NOISE_SOURCE)
     generator: Text | None = Field(default=None, description="text: the generator")
     secure_rng: bool | None = Field(default=None, description="true or false: is the generator cryptographic?")
     stream: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")] | None = Field(
@@ -106,6 +107,26 @@ class Metric(Strict):
     data: Text | None = Field(default=None, description="text: which data")
 
 
+class SavedAverage(Strict):
+    """An average of the run's weights up to a checkpoint, kept beside it."""
+
+    name: Literal["ema", "average"] = Field(description='"ema" (exponential, by the recorder) or "average" (any other)')
+    decay: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        default=None, description="a number in (0, 1), of an exponential average"
+    )
+    files: list[File] = Field(min_length=1, description="a non-empty list of files with their sha256")
+    weights: Sha256 | None = Field(default=None, description="64 hexadecimal digits: digest of the tensors themselves")
+    vouched_by: Text = Field(
+        description="text: who says that nothing but weights of this run up to this step, and public data, is in it"
+    )
+
+    @model_validator(mode="after")
+    def _an_exponential_average_has_a_decay(self) -> SavedAverage:
+        if (self.name == "ema") != (self.decay is not None):
+            raise InvalidInputError("decay", self.decay, "a number in (0, 1) of ema, and left out otherwise")
+        return self
+
+
 class SavedAs(Strict):
     """A checkpoint that was kept."""
 
@@ -113,6 +134,33 @@ class SavedAs(Strict):
     files: list[File] = Field(min_length=1, description="a non-empty list of files with their sha256")
     weights: Sha256 | None = Field(default=None, description="64 hexadecimal digits: digest of the tensors themselves")
     metrics: list[Metric] = Field(default_factory=list, description="a list of metrics")
+    averages: Annotated[list[SavedAverage], Field(min_length=1)] | None = Field(
+        default=None, description="a list of averages of the weights up to this step, each name once"
+    )
+    optimizer_state: Sha256 | None = Field(
+        default=None,
+        description="64 hexadecimal digits: digest of the optimizer's state, which a resumed run must have",
+    )
+
+    @model_validator(mode="after")
+    def _each_average_once(self) -> SavedAs:
+        names = [average.name for average in self.averages or ()]
+        if len(set(names)) < len(names) or (names and self.step == 0):
+            raise InvalidInputError("averages", names, "each name once, of weights after a step")
+        return self
+
+
+class ResumedSegment(Resumption):
+    """One more stretch of a run that was broken off: what it went on from, and the randomness it went on with."""
+
+    noise: NoiseRecord = Field(description="an object with a source: noise of its own, no other stretch's")
+    sampling_stream: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")] | None = Field(
+        default=None, description="32 hexadecimal digits drawn at random, different for every stream of batches"
+    )
+
+    def stated(self) -> Resumption:
+        """Without what would bring its noise back."""
+        return Resumption(**self.model_dump(include=set(Resumption.model_fields)))
 
 
 ModelKind = Literal["linear", "smooth", "network"]

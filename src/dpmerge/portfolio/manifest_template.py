@@ -18,7 +18,7 @@ from dpmerge.portfolio.run_files import require_free, write_atomically
 from dpmerge.terms.documents import Strict, models_in
 from dpmerge.terms.mechanism_schema import MECHANISM_KINDS
 
-TEMPLATE_KINDS = tuple(kind for kind in MECHANISM_KINDS if kind != "accountant_history")
+TEMPLATE_KINDS = tuple(kind for kind in MECHANISM_KINDS if kind not in ("accountant_history", "average"))
 OPTIMIZER_RATE = "optimizer_learning_rate"
 OPTIMIZER_RATE_ACCEPTED = (
     "a finite number ≥ 0, or a list of them with one for each step: as given to the optimizer (the manifest's "

@@ -20,7 +20,7 @@ from dpmerge.files import is_file
 from dpmerge.portfolio.compatibility import mechanisms, require_agreement, tensor_difference
 from dpmerge.portfolio.portfolio_file import LISTING_NAMES, ignored_folders, read_listing, require_complete, run_folders
 from dpmerge.portfolio.recorded_runs import Run, SavedCheckpoint
-from dpmerge.portfolio.run_reading import read_run
+from dpmerge.portfolio.run_reading import read_runs
 from dpmerge.portfolio.shared_seeds import in_a_group, shared_seed
 from dpmerge.terms.portfolio_facts import Allowance
 from dpmerge.terms.run_record import shared_map_voucher
@@ -75,7 +75,7 @@ class Portfolio:
             complete, allowed = listing.complete, {*listing.allow, *allow}
         else:
             home, folders, complete, allowed = path, run_folders(path), None, set(allow)
-        recorded = tuple(read_run(folder, contents=contents) for folder in folders)
+        recorded = tuple(run for folder in folders for run in read_runs(folder, contents=contents))
         require_agreement(recorded)
         made = mechanisms(recorded)
         runs = tuple(Run(r.manifest, r.folder, made[r.manifest.run], r.checkpoints) for r in recorded)

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from dpmerge.errors import DigestMismatchError, MissingParentError, NotIndependentError
+from dpmerge.portfolio.averages import is_average
 from dpmerge.portfolio.recorded_runs import RecordedRun, SavedCheckpoint
 from dpmerge.terms.mechanism_schema import DpSgdFacts
 
@@ -34,22 +35,22 @@ Origins = Mapping[_Mark, SavedCheckpoint]
 
 def require_origins(runs: Sequence[RecordedRun]) -> None:
     """Every value that noise has gone into has one origin, and every start is what it is said to be."""
-    origins = _origins(runs)
     by_name = {run.manifest.run: run for run in runs}
+    origins = _origins(runs, by_name)
     for run in runs:
         _require_own_values(run, origins, by_name)
         _require_declared_start(run, origins, by_name)
         _require_start(run)
 
 
-def _origins(runs: Iterable[RecordedRun]) -> Origins:
+def _origins(runs: Iterable[RecordedRun], by_name: Mapping[str, RecordedRun]) -> Origins:
     """Where each value that noise has gone into was first seen; a second place needs an explanation."""
     first: dict[_Mark, SavedCheckpoint] = {}
     for run in runs:
         for checkpoint in run.checkpoints:
             for mark in _noised(run, checkpoint):
                 origin = first.setdefault(mark, checkpoint)
-                if not _explained(run, origin, checkpoint, mark):
+                if not _explained(origin, checkpoint, mark, by_name):
                     raise _copied(checkpoint, origin, mark)
     return first
 
@@ -59,7 +60,7 @@ def _require_own_values(run: RecordedRun, origins: Origins, by_name: Mapping[str
     for checkpoint in run.checkpoints:
         for mark in _marks(checkpoint, checkpoint.tensors):
             origin = origins.get(mark, checkpoint)
-            if not (_explained(run, origin, checkpoint, mark) or _descends(run, origin, by_name)):
+            if not (_explained(origin, checkpoint, mark, by_name) or _descends(run, origin, by_name)):
                 raise _copied(checkpoint, origin, mark)
 
 
@@ -122,16 +123,26 @@ def _moved(run: RecordedRun, after: int, upto: int) -> bool:
     return False
 
 
-def _explained(run: RecordedRun, origin: SavedCheckpoint, checkpoint: SavedCheckpoint, mark: _Mark) -> bool:
-    """Whether the same values in two checkpoints of one run are in order.
+def _explained(
+    origin: SavedCheckpoint, checkpoint: SavedCheckpoint, mark: _Mark, by_name: Mapping[str, RecordedRun]
+) -> bool:
+    """Whether the same values in two checkpoints of one run, averages of its weights included, are in order.
 
     A single tensor may rest (a rate below what its numbers can show); a whole model only where no rate moved it.
     """
-    if origin.run != checkpoint.run:
+    (first, earlier), (run, later) = (_step_of(each, by_name) for each in (origin, checkpoint))
+    if first != run:
         return False
     if origin is checkpoint or mark.what in checkpoint.tensors:
         return True
-    return not _moved(run, *sorted((origin.step, checkpoint.step)))
+    return run in by_name and not _moved(by_name[run], *sorted((earlier, later)))
+
+
+def _step_of(checkpoint: SavedCheckpoint, by_name: Mapping[str, RecordedRun]) -> tuple[str, int]:
+    """The run whose noise is in a checkpoint, and after which step: of an average, those it is an average of."""
+    manifest = by_name[checkpoint.run].manifest
+    parent = manifest.ancestry.parent if is_average(manifest) else None
+    return (checkpoint.run, checkpoint.step) if parent is None else (parent.run, parent.step)
 
 
 def _descends(run: RecordedRun, origin: SavedCheckpoint, by_name: Mapping[str, RecordedRun]) -> bool:

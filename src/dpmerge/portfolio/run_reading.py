@@ -8,12 +8,13 @@ that the manifest does not list, frozen ones that moved, tied ones that differ.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from dpmerge.errors import CheckpointError, DigestMismatchError, TensorMismatchError, UnsafePathError
 from dpmerge.files import is_file, read_bytes
+from dpmerge.portfolio.averages import averages_of
 from dpmerge.portfolio.manifest import MANIFEST_NAME, Manifest, SavedAs
 from dpmerge.portfolio.recorded_runs import INDEX_SUFFIX, RecordedRun, SavedCheckpoint, has_moved, is_weights
 from dpmerge.portfolio.run_files import inside
@@ -22,10 +23,21 @@ from dpmerge.portfolio.tensors import Contents, TensorEntry, read_contents, read
 Headers = Mapping[Path, tuple[TensorEntry, ...]]
 
 
+def read_runs(folder: Path, *, contents: bool) -> Iterator[RecordedRun]:
+    """The run of a folder, and each average it kept of its weights as a run of its own."""
+    run = read_run(folder, contents=contents)
+    yield run
+    for average in averages_of(run.manifest):
+        yield _read(average, folder, contents=contents)
+
+
 def read_run(folder: Path, *, contents: bool) -> RecordedRun:
     """Read the manifest and the headers of all checkpoints; with `contents`, every byte."""
+    return _read(Manifest.read(folder / MANIFEST_NAME), folder, contents=contents)
+
+
+def _read(manifest: Manifest, folder: Path, *, contents: bool) -> RecordedRun:
     manifest_file = folder / MANIFEST_NAME
-    manifest = Manifest.read(manifest_file)
     located = [
         [_located(folder, manifest_file, place, position, saved) for position in range(len(saved.files))]
         for place, saved in enumerate(manifest.checkpoints)

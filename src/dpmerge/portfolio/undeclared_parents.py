@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dpmerge.errors import MissingParentError
+from dpmerge.portfolio.averages import is_average
 from dpmerge.portfolio.recorded_runs import RecordedRun, SavedCheckpoint
 from dpmerge.portfolio.samples import Sample, aligned
 from dpmerge.portfolio.starts import Samples, same_start, start_digest, start_values
@@ -34,6 +35,8 @@ def require_named_parents(runs: Sequence[RecordedRun]) -> None:
     """No start is near another run's checkpoint, unless ancestry explains it; and a parent that is named is one."""
     comparison = _Comparison(runs)
     for run in runs:
+        if is_average(run.manifest):
+            continue  # it started nowhere: its run did
         comparison.require_parent(run)
         for other in runs:
             stated = other.manifest.run in (run.manifest.ancestry.independent_of or ())

@@ -7,10 +7,10 @@ Refuses (`ManifestError`, `LedgerError`): such changes. Cannot see: a ledger tha
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 
-from dpmerge.errors import ManifestError
+from dpmerge.errors import DpmergeError, ManifestError
 from dpmerge.files import is_file
 from dpmerge.ledger.head_checkpoint import check_head_checkpoint, read_head_checkpoint
 from dpmerge.ledger.identity import identity_of
@@ -36,6 +36,16 @@ def require_statement_free(
             _require_known_ledger(home / WITNESS_NAME, before.run, opened)
         for each in opened.values():
             _require_as_charged(path, before, after, each)
+
+
+def charged_beside(path: Path, manifest: Manifest) -> str | None:
+    """The ledger beside a run, or beside its portfolio, that has charged it; None if none can be asked that has."""
+    for place in (home / LEDGER_NAME for home in (path.parent, path.parent.parent)):
+        with suppress(DpmergeError), Ledger.open(place, create=False) if is_file(place) else nullcontext() as ledger:
+            scopes = [] if ledger is None else fold(ledger.id, ledger.entries()).scopes.values()
+            if any(identity_of(manifest) in scope.runs for scope in scopes):
+                return str(place)
+    return None
 
 
 def _require_known_ledger(witness: Path, run: str, opened: dict[str, Ledger]) -> None:

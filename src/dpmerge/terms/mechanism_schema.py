@@ -23,6 +23,7 @@ from dpmerge.errors import InvalidInputError
 from dpmerge.terms.documents import NonNegative, Positive, Strict, Text
 from dpmerge.terms.one_shot_schema import (
     ApproximateDpFacts,
+    AverageFacts,
     GaussianDpFacts,
     GaussianReleaseFacts,
     NonPrivateFacts,
@@ -243,6 +244,7 @@ class DpSgdFacts(Strict):
             optimizer=self.optimizer.optimizer(),
             smoothness=self._smoothness(),
             ancestry=setting.ancestry,
+            unbroken_steps=setting.unbroken_steps,
             independent_noise=setting.independent_noise,
             label=setting.label,
             vouched_by=setting.vouched_by,
@@ -332,11 +334,13 @@ MechanismFacts = Annotated[
     | GaussianDpFacts
     | RenyiFacts
     | ApproximateDpFacts
-    | NonPrivateFacts,
+    | NonPrivateFacts
+    | AverageFacts,
     Field(discriminator="kind"),
 ]
 MECHANISM_KINDS = (
     "dp_sgd", "accountant_history", "gaussian_release", "gaussian_dp", "renyi", "approximate_dp", "non_private",
+    "average",
 )  # fmt: skip
 
 

@@ -20,8 +20,9 @@ from dpmerge.accounting.one_shot_mechanisms import (
     NonPrivate,
     RenyiMechanism,
     Unaccounted,
+    WeightAverage,
 )
-from dpmerge.terms.documents import NonNegative, Positive, Strict
+from dpmerge.terms.documents import NonNegative, Positive, Strict, Text
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Setting:
     stop_fixed: bool = False
     """Whether the recorder saw the run end as it had been settled before the first step, with noise of the system's."""
     noise_group: str | None = None
+    unbroken_steps: int | None = None
 
     def unaccounted(self, length: int, reason: str) -> Unaccounted:
         return Unaccounted(
@@ -110,6 +112,23 @@ class NonPrivateFacts(Strict):
 
     def mechanism(self, setting: Setting) -> Mechanism:
         return NonPrivate(**_one_shot(setting))
+
+
+class AverageFacts(Strict):
+    """A function of the iterates of the run named in the ancestry, up to its step: an exponential average, SWA."""
+
+    kind: Literal["average"] = Field(description='"average"')
+    decay: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        default=None, description="a number in (0, 1), of an exponential average that the recorder computed"
+    )
+    vouched_by: Text = Field(
+        description="text: who says that nothing but iterates up to that step, and public data, is in it"
+    )
+
+    def mechanism(self, setting: Setting) -> Mechanism:
+        if setting.ancestry is None:
+            return setting.unaccounted(1, "an average of iterates costs what these cost, and no run is named")
+        return WeightAverage(**_one_shot(setting))
 
 
 def _one_shot(setting: Setting) -> dict[str, Any]:

@@ -20,18 +20,21 @@ from dpmerge.errors import InvalidInputError
 from dpmerge.terms.checkpoint_reference import CheckpointReference
 from dpmerge.terms.documents import Strict, Text
 from dpmerge.terms.mechanism_schema import MECHANISM_KINDS, DpSgdFacts, HistoryFacts, MechanismFacts
-from dpmerge.terms.one_shot_schema import Setting
+from dpmerge.terms.one_shot_schema import AverageFacts, Setting
+from dpmerge.terms.resumption import Resumption, require_order, unbroken_steps, unseen_premises
 
 RunId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 RUN_ID = "1 to 100 letters, digits, dots, dashes and underscores, not starting with a mark"
 
 OWN_LOSSES = "each_record_has_its_own_loss"
+AVERAGED = "averages_made_of_their_run_and_public_data_alone"
 PREMISES_SINCE_2 = frozenset({OWN_LOSSES})
 """Names of premises about statements that certificates of version 1 do not know."""
 
 PUBLIC_FILES = "files_beside_the_weights_are_public"
 
-NoiseSource = Literal["os_entropy", "seeded", "unknown"]
+NoiseSource = Literal["os_entropy", "seeded", "unknown", "none"]
+NOISE_SOURCE = '"os_entropy", "seeded" or "unknown"; of an average of a run\'s weights "none"'
 Tuning = Literal["none", "public", "charged", "unknown"]
 Decided = Literal["fixed", "public", "private", "unknown"]
 """By what something was decided in training: beforehand, by public data, by private data without noise."""
@@ -85,7 +88,7 @@ class RecordedBy(Strict):
 class NoiseOrigin(Strict):
     """Where the noise came from, without what would bring it back."""
 
-    source: NoiseSource = Field(description='"os_entropy", "seeded" or "unknown"')
+    source: NoiseSource = Field(description=NOISE_SOURCE)
     generator: Text | None = Field(default=None, description="text: the generator")
     secure_rng: bool | None = Field(default=None, description="true or false: is the generator cryptographic?")
 
@@ -105,7 +108,19 @@ class RunRecord(Strict):
         default=None, description="a list of file names, saved with the model and vouched to be public"
     )
     finished: bool = Field(default=True, description="true or false: did the run end as planned?")
+    resumed: Annotated[list[Resumption], Field(min_length=1)] | None = Field(
+        default=None, description="a list of objects with after: where the run was broken off and went on"
+    )
     recorded_by: RecordedBy = Field(description="an object with how")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> RunRecord:
+        require_noise(self.noise.source, self.mechanism)
+        if self.resumed is not None:
+            if not isinstance(self.mechanism, DpSgdFacts | HistoryFacts):
+                raise InvalidInputError("resumed", self.mechanism.kind, "left out for what has no steps")
+            require_order(self.resumed, sum(block.steps for block in self.mechanism.blocks))
+        return self
 
     @property
     def voice(self) -> str:
@@ -135,6 +150,7 @@ class RunRecord(Strict):
             ancestry=parent,
             stop_fixed=self.stop_fixed,
             noise_group=noise_group,
+            unbroken_steps=unbroken_steps(self.resumed),
         )
         mechanism = self.mechanism.mechanism(setting)
         reasons = [mechanism.reason] if isinstance(mechanism, Unaccounted) else []
@@ -147,6 +163,13 @@ class RunRecord(Strict):
         if isinstance(mechanism, OneShot):
             mechanism.own_profile(1)  # imported curves and points are checked where they are used
         return mechanism
+
+
+def require_noise(source: NoiseSource, mechanism: Strict) -> None:
+    """An average of weights has no noise of its own, and nothing else says so."""
+    average = isinstance(mechanism, AverageFacts)
+    if average != (source == "none"):
+        raise InvalidInputError("noise.source", source, '"none"' if average else '"os_entropy", "seeded" or "unknown"')
 
 
 def trains(stated: RunRecord) -> bool:
@@ -198,6 +221,7 @@ def stated_premises(statements: Iterable[RunRecord]) -> Iterator[Premise]:
     yield from own_losses(stated)
     yield from public_files(stated)
     yield from vouched_sampling(stated)
+    yield from vouched_for(stated)
 
 
 def vouched_sampling(statements: Iterable[RunRecord]) -> Iterator[Premise]:
@@ -209,6 +233,19 @@ def vouched_sampling(statements: Iterable[RunRecord]) -> Iterator[Premise]:
     ]
     if voices:
         yield Premise("batches_drawn_as_stated", True, ", ".join(voices))
+
+
+def vouched_for(statements: Iterable[RunRecord]) -> Iterator[Premise]:
+    """What runs say of averages, and of steps that were lost, on somebody's word."""
+    voices = []
+    for stated in statements:
+        yield from unseen_premises(stated.run, stated.resumed)
+        if isinstance(stated.mechanism, AverageFacts):
+            computed = stated.mechanism.decay is not None and stated.recorded_by.how == "recorder"
+            said = "computed by the recorder" if computed else f"vouched for by {stated.mechanism.vouched_by}"
+            voices.append(f"{stated.run} ({said})")
+    if voices:
+        yield Premise(AVERAGED, True, ", ".join(voices))
 
 
 def shared_map_voucher(mechanisms: Iterable[object]) -> str | None:

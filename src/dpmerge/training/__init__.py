@@ -13,13 +13,19 @@ from dpmerge.training.feature_bounds import BoundFeatures, bound_features
 from dpmerge.training.per_record_losses import per_record_loss
 from dpmerge.training.recorder import Recorder
 from dpmerge.training.recording import record, start
-from dpmerge.training.user_warnings import InsecureNoiseWarning, OtherAccountingWarning, UnknownLossesWarning
+from dpmerge.training.user_warnings import (
+    ChangedWeightsWarning,
+    InsecureNoiseWarning,
+    OtherAccountingWarning,
+    UnknownLossesWarning,
+)
 
 del opacus, safetensors, torch
 
 __all__ = [
     "Ancestry",
     "BoundFeatures",
+    "ChangedWeightsWarning",
     "InsecureNoiseWarning",
     "OtherAccountingWarning",
     "Recorder",

@@ -10,6 +10,7 @@ Of full batches it trusts that the batch used is the data: nothing has to be dra
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from opacus.optimizers import DPOptimizer
@@ -61,6 +62,7 @@ class Batches:
         self._full = FullBatches(loader.dataset, fingerprints)
         self._begun = BegunPasses()
         self._in_turn = True
+        self._resumed = False
         self._unfinished = False
         self._passes: list[SamplerPass] = []
         self._current: SamplerPass | None = None
@@ -72,6 +74,7 @@ class Batches:
         self._begin_step()
         self._number: int | None = None
         self._reused = False  # what entered is a whole batch, though of another step
+        self.before_draw: Callable[[], None] | None = None
         self.linked = True
         """Whether all that entered the model was what had been drawn for it."""
 
@@ -103,10 +106,19 @@ class Batches:
     def secret_order(self, fixed_steps: list[int]) -> OrderFacts | None:
         """What is known of the order of the records, where nobody knows or has chosen it."""
         size = self.sampler.secret_batch_size
-        chosen = not (self._passes_known and self._begun.as_they_came and self.linked)
+        chosen = self._resumed or not (self._passes_known and self._begun.as_they_came and self.linked)
         if size is None or chosen or not getattr(self._loader, "in_order", True):
             return None
         return OrderFacts(secret=True, records=self.records, batch_size=size, fixed_steps=fixed_steps)
+
+    def go_on(self, steps: int, steps_per_epoch: int | None) -> None:
+        """The run was resumed after so many steps, which fill whole passes; if not, each step is a pass of its own."""
+        self._resumed = True
+        if steps_per_epoch is None:
+            return
+        self._in_turn &= steps_per_epoch == self.sampler.batches_per_epoch
+        if self._in_turn:
+            self._begun.go_on_after(steps // steps_per_epoch, steps_per_epoch)
 
     # What the loop does with its batches
 
@@ -246,6 +258,8 @@ class Batches:
         return self._passes[-1]
 
     def drawing(self) -> None:
+        if self.before_draw is not None:
+            self.before_draw()
         self.sampler.require_unpredicted()
 
     def drew(self, this: SamplerPass, batch: Any | None) -> None:

@@ -24,6 +24,10 @@ class BegunPasses:
         self.as_they_came = True
         """Whether every step used the next batch of its pass, and no pass was begun for nothing: none was chosen."""
 
+    def go_on_after(self, passes: int, steps: int) -> None:
+        """So many whole passes were counted before the run was resumed."""
+        self._lengths = [steps] * passes
+
     def handed_out(self, this: LoaderPass) -> None:
         before, self._handing = self._handing, this
         if before is None or before is this:

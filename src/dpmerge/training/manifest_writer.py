@@ -6,14 +6,14 @@ Forgets what turns out not to be true, of earlier checkpoints too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dpmerge.errors import RecordingError
 from dpmerge.files import sync_folder
-from dpmerge.portfolio.manifest import MANIFEST_NAME, Manifest, SavedAs
+from dpmerge.portfolio.manifest import MANIFEST_NAME, Manifest, ResumedSegment, SavedAs
 from dpmerge.terms.documents import Strict, validated
 from dpmerge.terms.mechanism_schema import DpSgdFacts, HistoryFacts, SmoothnessFacts
 from dpmerge.training.batches import Batches
@@ -39,6 +39,10 @@ class ManifestWriter:
     saved: list[SavedAs] = field(default_factory=list)
     fixed_steps: list[int] = field(default_factory=list)  # kept because it was settled before the first step
     verified: int = 0  # of these, how many were kept when all frozen tensors were last seen to be those of the start
+    resumed: list[ResumedSegment] = field(default_factory=list)
+    losses_before: str | None = None  # what the manifest said of them when the run was resumed
+    may_write: Callable[[], None] = lambda: None
+    history_only: bool = False  # because the manifest was, when the run was resumed
     finished: bool = False
     refused: bool = False  # something was, though the loop may have gone on
 
@@ -49,9 +53,11 @@ class ManifestWriter:
     @property
     def record_losses(self) -> str:
         """Whether each record had a loss of its own: checked, vouched or unknown."""
-        return self.separate_records.record_losses(
+        found = self.separate_records.record_losses(
             linked=self.batches.linked and self.checked_elsewhere, vouched=self.vouched
         )
+        order = ("unknown", "vouched", "checked")
+        return found if self.losses_before is None else min(found, self.losses_before, key=order.index)
 
     @property
     def checked_here(self) -> bool:
@@ -63,14 +69,24 @@ class ManifestWriter:
         taken = self.taken[:upto]
         if not taken:
             raise RecordingError("record: no step has been taken yet, so there is nothing to record; train first")
-        facts = {**self.facts, "record_losses": self.record_losses}
+        facts = {**self.facts, "record_losses": self.record_losses, "resumed": self._resumed(len(taken)) or None}
         return manifest_of(facts, self._mechanism(taken), checkpoints=self.saved, finished=self.finished)
+
+    def _resumed(self, upto: int) -> list[ResumedSegment]:
+        """The stretches of which a step is covered, and at once those for which somebody vouched."""
+        kept = []
+        for each in self.resumed:
+            if each.after + each.lost_steps <= upto and (each.after < upto or each.unseen_steps):
+                kept.append(each)
+            elif each.unseen_steps and each.after <= upto:
+                kept.append(each.model_copy(update={"lost_steps": 0}))
+        return kept
 
     def _mechanism(self, taken: Sequence[RecordedStep]) -> DpSgdFacts | HistoryFacts:
         blocks = fold_steps(taken)
         passes = self.batches.passes(len(taken))
         order = self.batches.secret_order([step for step in self.fixed_steps if step <= len(taken)])
-        if not fits_a_manifest(blocks):
+        if self.history_only or not fits_a_manifest(blocks):
             return HistoryFacts(
                 kind="accountant_history",
                 blocks=coarse_history(taken),
@@ -100,6 +116,7 @@ class ManifestWriter:
     def write(self) -> None:
         """Replace the manifest by one that covers what was saved."""
         if self.saved and self.writes:
+            self.may_write()
             self.manifest(upto=self.saved[-1].step).write(self.folder / MANIFEST_NAME)
 
     def forget_smoothness(self) -> None:

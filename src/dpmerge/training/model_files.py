@@ -61,11 +61,12 @@ class ModelFiles:
             public={name: hashlib.sha256(content).hexdigest() for name, content in sorted(vouched.items())},
         )
 
-    def name_of(self, step: int) -> str:
-        """The file of the weights after a step, within the folder of the run."""
+    def name_of(self, step: int, average: str | None = None) -> str:
+        """The file of the weights after a step, or of an average up to it, within the folder of the run."""
+        place = f"step-{step}.{average}" if average else f"step-{step}"
         if self.adapter:
-            return f"step-{step}/{ADAPTER_FILE}"
-        return f"step-{step}/{MODEL_FILE}" if self.small else f"step-{step}.safetensors"
+            return f"{place}/{ADAPTER_FILE}"
+        return f"{place}/{MODEL_FILE}" if self.small else f"{place}.safetensors"
 
     def names(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """The model's tensors under the names they have in the file."""
@@ -87,12 +88,12 @@ class ModelFiles:
         """The frozen tensors that runs must have in common to be averaged: those that the model uses."""
         return [name for name in frozen if not (self.adapter and _UNUSED in f".{name}")]
 
-    def write_small(self, folder: Path, step: int) -> None:
-        """The files beside the weights after a step, which are there before the weights are."""
-        place = (folder / self.name_of(step)).parent
+    def write_small(self, folder: Path, name: str) -> None:
+        """The files beside the weights of that name, which are there before the weights are."""
+        place = (folder / name).parent
         place.mkdir(exist_ok=True)
-        for name, content in self.small.items():
-            write_atomically(place / name, content)
+        for beside, content in self.small.items():
+            write_atomically(place / beside, content)
 
 
 def _names_by_peft(model: nn.Module) -> dict[str, str] | None:

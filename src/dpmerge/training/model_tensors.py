@@ -47,7 +47,7 @@ class ModelTensors:
         in_training = {id(parameter) for parameter in optimizer.params}
         parameters = self._named_parameters()
         named = {name: id(value) for name, value in parameters.items()}
-        state = self._state()
+        state = self.state()
         self.trained = [name for name in state if named.get(name) in in_training]
         self.frozen = [name for name in state if named.get(name) not in in_training]
         if elsewhere := in_training - {named[name] for name in self.trained}:
@@ -57,6 +57,7 @@ class ModelTensors:
         self._in_file = self.files.kept(self.trained, self.frozen, trained_only=trained_only)
         self._parameters = {name: parameters[name] for name in self.trained}
         require_own_memory(self._parameters)
+        self._places = {id(parameter): place for place, parameter in enumerate(optimizer.params)}
         self._frozen_tensors = [state[name] for name in self.frozen]
         self._unsaved = {name: value for name, value in model.named_buffers() if name not in state}
         self._frozen_versions = self._written()
@@ -89,25 +90,40 @@ class ModelTensors:
         watched = [*self._frozen_tensors, *self._unsaved.values()]
         return [0 if tensor.is_inference() else tensor._version for tensor in watched]
 
-    def digest(self) -> str:
+    def named(self, weights: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Values for the trained parameters, in the optimizer's order, under all their names."""
+        return {name: weights[self._places[id(parameter)]] for name, parameter in self._parameters.items()}
+
+    @property
+    def names(self) -> list[str]:
+        """One name of each trained parameter, in the optimizer's order."""
+        named = {self._places[id(parameter)]: name for name, parameter in reversed(self._parameters.items())}
+        return [named[place] for place in sorted(named)]
+
+    def digest(self, weights: Mapping[str, Tensor] | None = None) -> str:
         """The digest of the weights as they are now, as `save` would state it, without writing them."""
-        state = self._checked_state()
+        state = self._checked_state() | dict(weights or {})
         return self._weights(state, tensor_digests(state, self._kept()))
 
     def _checked_state(self) -> dict[str, Tensor]:
-        state = self._state()
+        state = self.state()
         self._require_frozen(state)
         self._require_same_parameters()
         return state
 
-    def save(self, folder: Path, step: int) -> SavedAs:
-        """Write the weights after a step, durably, under their final name; nothing is ever overwritten."""
-        state = self._checked_state()
-        name = self.files.name_of(step)
+    def save(
+        self, folder: Path, step: int, *, weights: Mapping[str, Tensor] | None = None, average: str | None = None
+    ) -> SavedAs:
+        """Write the weights after a step, durably, under their final name; nothing is ever overwritten.
+
+        `weights` are to stand for the model's own: what was there before they were swapped, or an `average` of them.
+        """
+        state = self._checked_state() | dict(weights or {})
+        name = self.files.name_of(step, average)
         file = folder / name
         if file.exists():
             raise RecordingError(f"directory: {file} is there already; a record needs a folder of its own")
-        self.files.write_small(folder, step)
+        self.files.write_small(folder, name)
         beside = file.with_name(f".{file.name}.partial")
         kept = {key: _plain(state[key]) for key in self._kept()}
         try:
@@ -122,8 +138,8 @@ class ModelTensors:
             raise
         for place in dict.fromkeys([file.parent, folder]):
             sync_folder(place)
-        weights = weights_digest((s.name, s.dtype, s.shape, contents.tensors[s.name]) for s in slots)
-        return SavedAs(step=step, files=[File(name=name, sha256=contents.sha256)], weights=weights)
+        digest = weights_digest((s.name, s.dtype, s.shape, contents.tensors[s.name]) for s in slots)
+        return SavedAs(step=step, files=[File(name=name, sha256=contents.sha256)], weights=digest)
 
     def _kept(self) -> list[str]:
         return self._in_file
@@ -131,7 +147,8 @@ class ModelTensors:
     def _named_parameters(self) -> dict[str, nn.Parameter]:
         return self.files.names(dict(self._model.named_parameters(remove_duplicate=False)))
 
-    def _state(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, Tensor]:
+        """The model's tensors now, by name."""
         state = self.files.names(self._model.state_dict())
         for name, value in state.items():
             if not isinstance(value, Tensor) or value.dtype not in DTYPES:
@@ -170,7 +187,7 @@ class ModelTensors:
 
     def require_frozen_whole(self) -> None:
         """Refuse frozen tensors of which one bit has changed since the record began."""
-        self._frozen.require_same(self._state())
+        self._frozen.require_same(self.state())
 
 
 def _plain(value: Tensor) -> Tensor:

@@ -84,6 +84,7 @@ def _observe_noise(attached: ExitStack, observer: StepObserver, optimizer: DPOpt
     noised = observer.noting_refusals(observer.noised)
 
     def add_noise_and_note() -> None:
+        observer.count.noising()
         noised(observer.gradients.add_noise())
 
     wrap_method(attached, optimizer, "add_noise", add_noise_and_note)

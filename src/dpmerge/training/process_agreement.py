@@ -91,9 +91,14 @@ class Processes:
     def sum(self, divisor: int) -> None:
         """What is held becomes the sum of what all ranks send, divided."""
 
-    def save(self, tensors: ModelTensors, folder: Path, step: int) -> SavedAs:
-        """Keep the weights after a step."""
-        return tensors.save(folder, step)
+    def require_one(self, option: str) -> None:
+        """Refuse what is recorded of one process alone."""
+
+    def save(
+        self, tensors: ModelTensors, folder: Path, step: int, weights: Mapping[str, Tensor] | None = None
+    ) -> SavedAs:
+        """Keep the weights after a step: the model's, or those that are to stand for them."""
+        return tensors.save(folder, step, weights=weights)
 
     def hurry(self) -> None:
         """The loop broke off on this rank: the others may never answer."""
@@ -216,20 +221,28 @@ class SeveralProcesses(Processes):
                 "torch.distributed.all_reduce as it is"
             )
 
-    def save(self, tensors: ModelTensors, folder: Path, step: int) -> SavedAs:
-        weights = tensors.digest()
-        heard = self._exchange(self._word(Event.CHECKPOINT, step, digest=bytes.fromhex(weights)))
+    def require_one(self, option: str) -> None:
+        raise RecordingError(
+            f"{option}: recorded on one process only; leave it out on several (a run of several processes that is "
+            "broken off keeps its checkpoints, and a new run may name it in ancestry=)"
+        )
+
+    def save(
+        self, tensors: ModelTensors, folder: Path, step: int, weights: Mapping[str, Tensor] | None = None
+    ) -> SavedAs:
+        digest = tensors.digest(weights)
+        heard = self._exchange(self._word(Event.CHECKPOINT, step, digest=bytes.fromhex(digest)))
         other = next((rank for rank, word in enumerate(heard) if word.digest != heard[0].digest), None)
         if other is not None:
             raise self._ended(
                 f"model: rank {other} has other weights than rank 0 after step {step}; let the private optimizer alone "
                 "move them, on every rank, with the same settings"
             )
-        saved = tensors.save(folder, step) if self.writes else None
+        saved = tensors.save(folder, step, weights=weights) if self.writes else None
         own = bytes.fromhex(saved.files[0].sha256) if saved is not None else b""
         written = self._exchange(self._word(Event.SAVED, step, digest=own))[0].digest.hex()
         return saved or SavedAs(
-            step=step, files=[File(name=tensors.files.name_of(step), sha256=written)], weights=weights
+            step=step, files=[File(name=tensors.files.name_of(step), sha256=written)], weights=digest
         )
 
     def agree_on_end(self, steps: int) -> None:

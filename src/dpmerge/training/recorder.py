@@ -10,9 +10,9 @@ Refuses: checkpoints of weights that something else than the private optimizer m
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from dpmerge.errors import CheckpointError, DpmergeError, RecordingError
 from dpmerge.portfolio.manifest import Manifest, Metric
@@ -23,6 +23,9 @@ from dpmerge.training.opacus_accounting import epsilon_of, warn_other_accounting
 from dpmerge.training.process_agreement import Processes
 from dpmerge.training.recording_options import CheckpointSchedule
 from dpmerge.training.reference_optimizer import ReferenceOptimizer
+from dpmerge.training.step_count import StepCount
+from dpmerge.training.user_warnings import ChangedWeightsWarning, warn_user
+from dpmerge.training.weight_averages import ExponentialAverage, keep_average
 
 
 class Recorder:
@@ -40,11 +43,15 @@ class Recorder:
         weights: ReferenceOptimizer,
         schedule: CheckpointSchedule,
         processes: Processes,
+        count: StepCount,
+        average: ExponentialAverage | None,
         when_closed: Callable[[BaseException | None], None],
     ) -> None:
         self._writer, self._tensors, self._weights, self._schedule = writer, tensors, weights, schedule
+        self._count, self._average = count, average
         self._processes, self._when_closed = processes, when_closed
         self._closed = self._compared = False
+        self._steps_before = writer.steps
 
     @property
     def folder(self) -> Path:
@@ -100,35 +107,67 @@ class Recorder:
             self._compared = True
             warn_other_accounting(self.manifest(), self._writer.batches.sampler.batches_per_epoch, delta)
 
-    def checkpoint(self) -> None:
+    def checkpoint(self, *, weights: Mapping[str, Any] | None = None, who: str | None = None) -> None:
         """Keep the weights as they are now, and say so in the manifest; once a step, however often it is asked for.
 
+        Args:
+            weights: a state_dict to keep beside them: an average of the weights so far (SWA, Polyak), made of this
+                run's weights up to now and of public data and of nothing else. Joint release and random selection
+                cover it, at the cost of the steps so far.
+            who: who vouches for that, in every certificate.
+
         Raises:
-            RecordingError: no step has been taken yet, something else than the private optimizer moved the weights, or
-                values are not finite.
+            RecordingError: no step has been taken yet, something else than the private optimizer moved the weights,
+                values are not finite, or an average is not of this model or nobody vouches for it.
             OSError: the disk is full or cannot be written to; the manifest then is what it was.
         """
-        writer = self._writer
-        if not writer.taken:
+        if self.steps == self._steps_before:
             raise RecordingError("checkpoint: no step has been taken yet, so there is nothing to keep; train first")
+        if weights is None:
+            self._keep()
+            return
+        self._processes.require_one("weights")
+        if who is None:
+            raise RecordingError("who: nobody vouches for what is in the average; say who=")
+        self._keep(swapped=True)
+        saved = self._writer.saved
+        averages = saved[-1].averages or []
+        if all(average.name != "average" for average in averages):
+            kept = keep_average(self.folder, self.steps, self._tensors, weights, who)
+            saved[-1] = saved[-1].model_copy(update={"averages": [*averages, kept]})
+            self._writer.write()
+
+    def _keep(self, *, swapped: bool = False) -> None:
+        """Keep what the private optimizer left; `swapped`: whatever is in the model now."""
+        writer, tensors = self._writer, self._tensors
         if writer.saved and writer.saved[-1].step == self.steps:
             return
         with self._processes.telling():
-            self._weights.require_still()
+            if not swapped:
+                self._weights.require_still()
+            self._count.require_own()
+            left = tensors.named(self._weights.weights) if swapped else None
             try:
-                writer.saved.append(self._processes.save(self._tensors, self.folder, self.steps))
+                saved = self._processes.save(tensors, self.folder, self.steps, left)
             except CheckpointError:
                 # Without ghost clipping weights that are not finite are the doing of noised gradients alone.
                 if writer.reader.ghost:
                     writer.stopped_by_private_data()
                     writer.write()
                 raise
-            if self._tensors.seen_whole:
+            average = self._average
+            averages = None if average is None else [average.save(self.folder, self.steps, tensors)]
+            state = self._weights.state_digest(tensors.names)
+            writer.saved.append(saved.model_copy(update={"averages": averages, "optimizer_state": state}))
+            if tensors.seen_whole:
                 writer.verified = len(writer.saved)
             writer.write()
+            self._count.kept()
 
-    def checkpoint_if_due(self) -> None:
-        """After a step: keep the weights if they were asked for in advance."""
+    def after_step(self) -> None:
+        """The weights have moved: average them, and keep them if that was asked for in advance."""
+        if self._average is not None:
+            self._average.step(self._weights.weights)
         if self._schedule.is_due(self.steps):
             self._writer.fixed_steps.append(self.steps)
             self.checkpoint()
@@ -185,11 +224,12 @@ class Recorder:
             writer.stopped_by_private_data()
             self.rescue()
             raise
-        if writer.taken:
-            self.checkpoint()
+        trained = self.steps > self._steps_before
+        if trained:
+            self._keep_last()
             self.require_frozen_whole()
         self._processes.agree_on_end(self.steps)
-        if writer.taken:
+        if trained:
             writer.finished = not writer.refused
             if writer.finished and self.steps not in writer.fixed_steps:
                 writer.fixed_steps.append(self.steps)  # fixed if stopping was, which the manifest says
@@ -208,5 +248,17 @@ class Recorder:
 
     def rescue(self) -> None:
         """The loop broke off, through no fault of the record's: what was learned so far is kept, as unfinished."""
-        if self._writer.taken:
-            self.checkpoint()
+        if self.steps > self._steps_before:
+            self._keep(swapped=not self._writer.refused)
+
+    def _keep_last(self) -> None:
+        """At the end: an average that was loaded into the model as the last line is not what was trained."""
+        moved = not self._writer.refused and not self._weights.still
+        self._keep(swapped=moved)
+        if moved:
+            warn_user(
+                f"run {self._writer.facts['run']}: the model's weights were changed after the last step. What is kept "
+                "are those that the private optimizer left; to keep an average of them, say "
+                "recorder.checkpoint(weights=…, who=…) or ema=.",
+                ChangedWeightsWarning,
+            )

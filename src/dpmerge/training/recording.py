@@ -20,7 +20,9 @@ from dpmerge.terms.run_record import Ancestry
 from dpmerge.training.recorder import Recorder
 from dpmerge.training.recording_options import (
     CheckpointSchedule,
+    Continuation,
     Decision,
+    LostSteps,
     RunNames,
     SmoothnessClaim,
     Tuning,
@@ -56,6 +58,9 @@ def start(
     separate_records: bool = False,
     noise_seed: int | None = None,
     who: str | None = None,
+    resume: bool = False,
+    lost_steps: LostSteps = "counted",
+    ema: float | None = None,
 ) -> Recorder:
     """Record the training loop that follows, which stays as it is, until `recorder.close()`.
 
@@ -90,6 +95,10 @@ def start(
             for the step, and has a loss of its own.
         noise_seed: only to rebuild an example: a real run draws its noise from the operating system.
         who: who vouches for all this.
+        resume: the run in the folder goes on from its last checkpoint, which you have loaded; begun if there is none.
+        lost_steps: steps that were begun after that checkpoint are `counted`; `unseen`: you vouch that nothing of them
+            was seen by anybody, and that the stop did not depend on them.
+        ema: the decay of an exponential average of the weights, which is kept beside each checkpoint.
 
     Returns:
         The recorder: `epsilon`, `checkpoint`, `metric` and `manifest` of the run so far, and `close`.
@@ -121,7 +130,7 @@ def start(
         >>> recorder.steps, round(recorder.epsilon(1e-5), 2)
         (1, 1.99)
         >>> sorted(path.name for path in recorder.folder.iterdir())
-        ['privacy.json', 'step-1.safetensors']
+        ['privacy.json', 'step-1.safetensors', 'steps.json']
         >>> folder.cleanup()
     """
     session = RecordingSession(
@@ -141,8 +150,9 @@ def start(
         ),
         smoothness=SmoothnessClaim(criterion=criterion, feature_bound=feature_bound, most_records=most_records),
         schedule=CheckpointSchedule(
-            every=checkpoint_every, at=checkpoint_at, trained_only=trained_only, save_with=save_with
+            every=checkpoint_every, at=checkpoint_at, trained_only=trained_only, save_with=save_with, ema=ema
         ),
+        continuation=Continuation(resume=resume, lost_steps=lost_steps),
         noise_seed=noise_seed,
     )
     return session.start()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from dpmerge.accounting import validation
 from dpmerge.accounting.exposure import Adjacency
@@ -17,6 +17,7 @@ from dpmerge.terms.run_record import Ancestry
 
 Tuning = Literal["none", "public", "charged", "unknown"]
 Decision = Literal["fixed", "public", "private", "unknown"]
+LostSteps = Literal["counted", "unseen"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +78,20 @@ class SmoothnessClaim:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Continuation:
+    """Whether a run goes on that is in the folder, and what is said of the steps it lost."""
+
+    resume: bool
+    lost_steps: LostSteps
+
+    def __post_init__(self) -> None:
+        if self.lost_steps not in get_args(LostSteps):
+            raise InvalidInputError("lost_steps", self.lost_steps, " or ".join(get_args(LostSteps)))
+        if self.lost_steps == "unseen" and not self.resume:
+            raise InvalidInputError("lost_steps", self.lost_steps, "left out, unless resume=True")
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckpointSchedule:
     """After which steps the weights are kept, which of them, and what is saved with them."""
 
@@ -84,9 +99,12 @@ class CheckpointSchedule:
     at: Collection[int]
     trained_only: bool
     save_with: Sequence[Any] = ()
+    ema: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "at", frozenset(self.at))
+        if self.ema is not None and not 0 < validation.magnitude("ema", self.ema, zero=False) < 1:
+            raise InvalidInputError("ema", self.ema, "a decay between 0 and 1, such as 0.999")
         if self.every is not None:
             validation.integer("checkpoint_every", self.every, least=1)
 

@@ -8,6 +8,7 @@ its last weights, as unfinished, but nothing of a run that could not be recorded
 from __future__ import annotations
 
 import platform
+import secrets
 from contextlib import ExitStack, nullcontext, suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -19,7 +20,7 @@ from torch.utils.data import DataLoader
 
 from dpmerge.accounting.training_settings import Sampling
 from dpmerge.errors import DpmergeError, RecordingError
-from dpmerge.portfolio.manifest import SCHEMA, NoiseRecord
+from dpmerge.portfolio.manifest import SCHEMA, NoiseRecord, ResumedSegment
 from dpmerge.terms.mechanism_schema import SmoothnessFacts
 from dpmerge.terms.one_shot_schema import NonPrivateFacts
 from dpmerge.training.batches import Batches
@@ -35,15 +36,18 @@ from dpmerge.training.opacus_accounting import USUAL_DELTA
 from dpmerge.training.opacus_hooks import observe_clipping, observe_steps
 from dpmerge.training.process_agreement import Processes, telling_others
 from dpmerge.training.recorder import Recorder
-from dpmerge.training.recording_options import CheckpointSchedule, RunNames, SmoothnessClaim, Vouched
+from dpmerge.training.recording_options import CheckpointSchedule, Continuation, RunNames, SmoothnessClaim, Vouched
 from dpmerge.training.reference_optimizer import ReferenceOptimizer
+from dpmerge.training.resumed_run import ResumedRun
 from dpmerge.training.row_fingerprints import RowFingerprints
 from dpmerge.training.separate_records_check import SeparateRecordsCheck
 from dpmerge.training.stated_loss_check import StatedLossCheck
+from dpmerge.training.step_count import StepCount, StepSettings
 from dpmerge.training.step_observer import StepObserver
 from dpmerge.training.step_reader import StepReader
 from dpmerge.training.tied_weights import require_measured
 from dpmerge.training.user_warnings import UnknownLossesWarning, warn_user
+from dpmerge.training.weight_averages import ExponentialAverage
 
 
 class RecordingSession:
@@ -63,12 +67,20 @@ class RecordingSession:
         vouched: Vouched,
         smoothness: SmoothnessClaim,
         schedule: CheckpointSchedule,
+        continuation: Continuation,
         noise_seed: int | None,
     ) -> None:
         public_size, folder = names.public_size, Path(directory)
-        require_fresh(optimizer, folder)
-        self._model, self._optimizer, self._loader = model, optimizer, data_loader
         processes = self._processes
+        for asked, option in ((continuation.resume, "resume"), (schedule.ema is not None, "ema")):
+            if asked:
+                processes.require_one(option)
+        resumed = self._resumed = ResumedRun.open(folder) if continuation.resume else None
+        if resumed is None:
+            require_fresh(optimizer, folder)
+        elif noise_seed is not None:
+            raise RecordingError("noise_seed: a run goes on with noise of the operating system's; leave it out")
+        self._model, self._optimizer, self._loader = model, optimizer, data_loader
         self._module: nn.Module = plain_module(getattr(model, "_module", model), optimizer, several=processes.several)
         self._reader = StepReader(model, self._module, optimizer, processes)
         fingerprints = RowFingerprints(HALF & {parameter.dtype for parameter in self._module.parameters()})
@@ -104,6 +116,12 @@ class RecordingSession:
             "tools": _tools() | ({"processes": str(processes.world)} if processes.several else {}),
             **vouched.facts(),
         }
+        segment = None
+        if resumed is not None:
+            resumed.require_names(names, vouched, self._batches.records)
+            segment = self._go_on(resumed, tensors, unseen=continuation.lost_steps == "unseen", who=vouched.who)
+            facts, derived = resumed.facts(facts), resumed.smoothness(derived)
+            self._criterion = smoothness.criterion if derived is not None else None
         # Whatever is wrong with a name or a choice is wrong before the first step.
         manifest_of(facts, NonPrivateFacts(kind="non_private"), checkpoints=[], finished=False)
         self._writer = ManifestWriter(
@@ -116,13 +134,29 @@ class RecordingSession:
             smoothness=derived,
             writes=processes.writes,
         )
+        if resumed is not None and segment is not None:
+            resumed.carry_on(self._writer, segment)
         weights = ReferenceOptimizer(optimizer)
+        self._count = StepCount(
+            folder,
+            run=names.run,
+            stream=facts["noise"].stream,
+            settings=self._settings,
+            begun=self._writer.steps,
+            each_draw=self._batches.sampling is Sampling.POISSON,
+            writes=not processes.several,  # such a run is not resumed
+        )
+        self._writer.may_write = self._count.require_own
+        if segment is not None and resumed is not None and segment.lost_steps:
+            self._count.carry(resumed.count.worst)
         self.recorder = Recorder(
             writer=self._writer,
             tensors=tensors,
             weights=weights,
             schedule=schedule,
             processes=processes,
+            count=self._count,
+            average=self._average(schedule.ema, weights, tensors),
             when_closed=self.close,
         )
         self._observer = StepObserver(
@@ -134,7 +168,8 @@ class RecordingSession:
                 optimizer.generator if optimizer.secure_mode else self._generators.noise, drawn=processes.draws_noise
             ),
             processes=processes,
-            after_step=self.recorder.checkpoint_if_due,
+            count=self._count,
+            after_step=self.recorder.after_step,
         )
         self._attached = ExitStack()
         processes.agree_on_start(
@@ -151,6 +186,41 @@ class RecordingSession:
             records=self._batches.records,
         )
         processes.follow(self._writer)
+
+    def _go_on(self, resumed: ResumedRun, tensors: ModelTensors, *, unseen: bool, who: str | None) -> ResumedSegment:
+        """Compare the loop with the record that it goes on with."""
+        batches, optimizer = self._batches, self._optimizer
+        resumed.require_sampling(batches.sampling, batches.sampler.batches_per_epoch, self._reader)
+        resumed.require_weights(tensors)
+        steps_per_epoch = resumed.steps_per_epoch(batches.sampler.batches_per_epoch)
+        segment = resumed.segment(
+            noise=self._noise_record(),
+            sampling_stream=secrets.token_hex(16),
+            optimizer=resumed.optimizer_state(optimizer, tensors),
+            steps_per_epoch=steps_per_epoch,
+            unseen=unseen,
+            who=who,
+        )
+        batches.go_on(segment.after + segment.lost_steps, steps_per_epoch)
+        return segment
+
+    def _settings(self) -> StepSettings:
+        """What a step would be taken with now."""
+        reader = self._reader
+        return StepSettings(reader.noise_multiplier(), reader.clip_norm, self._batches.sampler.rate)
+
+    def _average(
+        self, decay: float | None, weights: ReferenceOptimizer, tensors: ModelTensors
+    ) -> ExponentialAverage | None:
+        if decay is None:
+            return None
+        resumed = self._resumed
+        if resumed is None or not resumed.saved:
+            return ExponentialAverage(weights.weights, decay)
+        taken = sum(not step.lost for step in resumed.steps)
+        return ExponentialAverage.resumed(
+            resumed.folder, resumed.saved[-1], tensors, weights.weights, decay, steps=taken
+        )
 
     def _derived(self, claim: SmoothnessClaim, *, public_size: bool) -> SmoothnessFacts | None:
         """Smoothness, where it was asked for."""
@@ -177,6 +247,12 @@ class RecordingSession:
         with self._processes.telling(), ExitStack() as attached:
             if self._processes.writes:
                 self.recorder.folder.mkdir(parents=True, exist_ok=True)
+            if self._resumed is not None:
+                self._resumed.remove_orphans()
+                self._count.take_over(self._resumed.count)
+                if self._writer.resumed[-1].unseen_steps:
+                    self._writer.write()  # what somebody vouches for is kept before it is relied on
+            self._count.begin()
             self._attach(attached)
             self._attached = attached.pop_all()
         return self.recorder
@@ -188,6 +264,7 @@ class RecordingSession:
             observer.stated_loss.attach(attached)
         observe_steps(attached, observer, optimizer, self._batches)
         observe_clipping(attached, observer, optimizer, self._reader, self._model)
+        self._batches.before_draw = self._count.drawing
         attached.enter_context(LoaderObserver(self._loader, self._batches))
         self._separate_records.before_each_pass(observer.noting_refusals(observer.before_pass))
         self._separate_records.attach(attached)
@@ -200,7 +277,7 @@ class RecordingSession:
 
     def close(self, error: BaseException | None = None) -> None:
         """The loop has ended, by an error or as planned: keep the last weights, and put everything back."""
-        with self._attached:
+        with self._attached, self._count:
             try:
                 if error is None:
                     # Whoever closes after a refusal has been told what was wrong.

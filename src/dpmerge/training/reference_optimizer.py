@@ -21,6 +21,7 @@ from torch import Tensor
 from dpmerge.errors import RecordingError
 from dpmerge.training.half_precision import HALF
 from dpmerge.training.noised_gradients import same
+from dpmerge.training.optimizer_state import state_digest
 
 _ROUNDING = 8
 """Units in the last place: another order of the same operations may differ by so much."""
@@ -39,9 +40,24 @@ class ReferenceOptimizer:
         step: Callable[[Any], object] = type(self._inner).step
         self._step = step.__wrapped__ if getattr(step, "hooked", False) else step  # type: ignore[attr-defined]
 
+    @property
+    def weights(self) -> list[Tensor]:
+        """What the private optimizer left, whatever the model has now."""
+        return [weight.detach() for weight in self._weights]
+
+    def state_digest(self, names: Sequence[str]) -> str | None:
+        """Of the optimizer's state as noised gradients made it, the weights being called by these names."""
+        known = {id(weight): name for weight, name in zip(self._weights, names, strict=True)}
+        return state_digest(self._reference, known)
+
+    @property
+    def still(self) -> bool:
+        """Whether the model has the weights that the private optimizer left."""
+        return all(same(p.detach(), w) for p, w in zip(self._parameters, self._weights, strict=True))
+
     def require_still(self) -> None:
         """Refuse weights that are not those the private optimizer left (swapped out and back again is fine)."""
-        if not all(same(p.detach(), w) for p, w in zip(self._parameters, self._weights, strict=True)):
+        if not self.still:
             raise RecordingError(
                 "model: trained weights were changed by something else than the private optimizer; nobody can say what "
                 "that cost: let it alone move them, and put back what was swapped out for an evaluation"

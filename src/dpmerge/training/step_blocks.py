@@ -25,6 +25,7 @@ class RecordedStep:
     clip_norm: float
     learning_rate: float  # effective: of the sum of clipped gradients
     sampling_rate: float
+    lost: bool = False  # it was taken, and its weights are gone
 
 
 def fold_steps(steps: Sequence[RecordedStep]) -> list[BlockSpec]:
@@ -54,8 +55,18 @@ def fits_a_manifest(blocks: Sequence[BlockSpec]) -> bool:
     return len(blocks) <= MOST_BLOCKS and rates <= MOST_RATES
 
 
-def _mechanism(step: RecordedStep) -> tuple[float, float, float]:
-    return step.noise_multiplier, step.clip_norm, step.sampling_rate
+def _mechanism(step: RecordedStep) -> tuple[float, float, float, bool]:
+    return step.noise_multiplier, step.clip_norm, step.sampling_rate, step.lost
+
+
+def unfolded(blocks: Sequence[BlockSpec] | Sequence[HistoryBlock]) -> list[RecordedStep]:
+    """The steps of a manifest's blocks; of a history, whose rates and norms nobody knows, with any."""
+    steps: list[RecordedStep] = []
+    for block in blocks:
+        norm, rate = (block.clip_norm, block.learning_rate) if isinstance(block, BlockSpec) else (1.0, 1.0)
+        rates = rate if isinstance(rate, list) else [1.0 if rate is None else rate] * block.steps
+        steps += [RecordedStep(block.noise_multiplier, norm, each, block.sampling_rate) for each in rates]
+    return steps
 
 
 def _block(steps: Sequence[RecordedStep]) -> BlockSpec:

@@ -27,6 +27,7 @@ from dpmerge.training.realised_divisor import RealisedDivisorCheck
 from dpmerge.training.reference_optimizer import ReferenceOptimizer
 from dpmerge.training.separate_records_check import SeparateRecordsCheck
 from dpmerge.training.stated_loss_check import StatedLossCheck
+from dpmerge.training.step_count import StepCount
 from dpmerge.training.step_reader import StepReader
 
 
@@ -42,6 +43,7 @@ class StepObserver:
         weights: ReferenceOptimizer,
         noise_stream: NoiseStreamCheck,
         processes: Processes,
+        count: StepCount,
         after_step: Callable[[], None],
     ) -> None:
         self._writer, self._optimizer = writer, optimizer
@@ -49,7 +51,7 @@ class StepObserver:
         self._batches: Batches = writer.batches
         self._separate_records: SeparateRecordsCheck = writer.separate_records
         self._tensors, self._weights, self._noise_stream = tensors, weights, noise_stream
-        self._processes, self._after_step = processes, after_step
+        self._processes, self.count, self._after_step = processes, count, after_step
         self.gradients = Float32Gradients(optimizer)
         self._noised = NoisedGradients(optimizer, drawn=processes.draws_noise)
         self._realised_divisor = RealisedDivisorCheck()

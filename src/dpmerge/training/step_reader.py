@@ -89,6 +89,12 @@ class StepReader:
             return float(norms.norm())
         return float(self._model.max_grad_norm if self._ghost else self._optimizer.max_grad_norm)
 
+    def noise_multiplier(self) -> float:
+        """The noise a step would get now, as a multiple of what gradients are clipped to."""
+        clip_norm, scaled_for = self.clip_norm, float(self._optimizer.max_grad_norm)
+        multiplier = float(self._optimizer.noise_multiplier)
+        return multiplier if scaled_for == clip_norm else multiplier * scaled_for / clip_norm
+
     @property
     def ghost(self) -> bool:
         """Whether gradients are clipped in backward(), by the model, and not by the optimizer."""
@@ -162,11 +168,9 @@ class StepReader:
                 "may be more than once; call optimizer.step() for each batch, or use BatchMemoryManager"
             )
         self.require_no_batch_statistics()
-        noise = float(optimizer.noise_multiplier) * scaled_for
-        multiplier = float(optimizer.noise_multiplier) if scaled_for == clip_norm else noise / clip_norm
         rates = {float(group["lr"]) for group in optimizer.param_groups}
         self.uniform &= len(rates) == 1
-        return RecordedStep(multiplier, clip_norm, max(rates) / self._divisor, sampling_rate)
+        return RecordedStep(self.noise_multiplier(), clip_norm, max(rates) / self._divisor, sampling_rate)
 
     def settings(self) -> dict[str, Any]:
         """What several processes must have in common."""

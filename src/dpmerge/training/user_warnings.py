@@ -20,6 +20,10 @@ class OtherAccountingWarning(UserWarning):
     """What is recorded costs more than Opacus' accountant says; the message says why, and what to do."""
 
 
+class ChangedWeightsWarning(UserWarning):
+    """The model ends with other weights than the record, which has those that the private optimizer left."""
+
+
 def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn, and point at the line that called the recorder."""
     level, frame = 1, sys._getframe()
