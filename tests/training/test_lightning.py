@@ -106,6 +106,15 @@ def test_a_run_of_lightning_is_recorded_as_a_loop_would_be(
     assert (type(made.loader), made.optimizer.step_hook) == before
 
 
+def test_autocast_in_bfloat16_is_recorded(tmp_path: Path) -> None:
+    made, recorder = private(), recorder_in(tmp_path)
+    seen: list[torch.dtype] = []
+    made.plain[0].register_forward_hook(lambda _, inputs, output: seen.append(output.dtype))
+    fit(Module(made), made.loader, recorder, precision="bf16-mixed")
+    assert torch.bfloat16 in seen
+    assert recorder.recorder.steps == 8
+
+
 def test_batches_in_parts_are_recorded_as_the_batches_that_were_drawn(tmp_path: Path) -> None:
     made, recorder = private(), recorder_in(tmp_path)
     fit(Manual(made), PhysicalBatches(made.loader, made.optimizer, size=4), recorder)

@@ -84,6 +84,16 @@ def test_batches_in_parts_are_the_batches_that_were_drawn(bases: dict[str, Path]
     assert len(sizes) > recorder.recorder.steps == 4
 
 
+def test_autocast_in_bfloat16_is_recorded(bases: dict[str, Path], tmp_path: Path) -> None:
+    private, recorder = made(bases), recorder_in(tmp_path)
+    seen: list[torch.dtype] = []
+    layer = next(each for name, each in private.model.named_modules() if name.endswith("dense"))
+    layer.register_forward_hook(lambda _, inputs, output: seen.append(output.dtype))
+    private.trainer(tmp_path / "out", callbacks=[recorder], bf16=True).train()
+    assert set(seen) == {torch.bfloat16}
+    assert (recorder.recorder.steps, manifest(tmp_path / "run")["record_losses"]) == (4, "checked")
+
+
 class OwnLosses(torch.nn.Module):
     """A criterion as ghost clipping wants it: Opacus sets its reduction."""
 

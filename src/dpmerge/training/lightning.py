@@ -112,7 +112,7 @@ def _require_recordable(trainer: Trainer, *, resumes: bool) -> None:
     if getattr(trainer.precision_plugin, "scaler", None) is not None:
         raise RecordingError(
             f"Trainer(precision={trainer.precision!r}): its GradScaler skips steps by what the gradients are, which "
-            'tells of the data; use "32-true"'
+            'tells of the data; use "32-true" or "bf16-mixed"'
         )
     if not isinstance(trainer.strategy, SingleDeviceStrategy):
         raise RecordingError(
