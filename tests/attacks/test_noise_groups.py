@@ -91,6 +91,8 @@ def test_one_selection_among_them_costs_the_mixture_and_locks_the_group(models: 
     assert any(
         c["name"] == "noise_group" and "a and b share a noise seed" in c["text"] for c in made.content["caveats"]
     )
+    [voices] = [p["vouchedBy"] for p in made.content["premises"] if p["name"] == "independent_noise"]
+    assert voices.count("seen without others of its seed") == 2, "they are not said to be independent of each other"
     assert str(SEED) not in json.dumps(made.content["terms"]), "the seed itself stays where it is"
     assert verify(tmp_path / "out", portfolio=models).verified
 
