@@ -25,6 +25,7 @@ from dpmerge.errors import (
     RunsLockedError,
 )
 from dpmerge.ledger import Cap, Ledger
+from dpmerge.ledger.charge import Output
 from dpmerge.planning.plan import Plan
 from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.releasing.ledger_location import default_ledger
@@ -90,6 +91,8 @@ def test_one_selection_among_them_costs_the_mixture_and_locks_the_group(models: 
     assert any(
         c["name"] == "noise_group" and "a and b share a noise seed" in c["text"] for c in made.content["caveats"]
     )
+    [voices] = [p["vouchedBy"] for p in made.content["premises"] if p["name"] == "independent_noise"]
+    assert voices.count("seen without others of its seed") == 2, "they are not said to be independent of each other"
     assert str(SEED) not in json.dumps(made.content["terms"]), "the seed itself stays where it is"
     assert verify(tmp_path / "out", portfolio=models).verified
 
@@ -274,6 +277,23 @@ def test_filters_count_the_draw_and_go_on_with_other_runs(tmp_path: Path) -> Non
                 with pytest.raises(RunsLockedError, match="locked"):
                     ledger.charge(request(pair, "b@3", final=True, noise_groups=[["b"]]), first)
                 assert ledger.verify().ok
+
+
+def test_a_selection_of_which_nobody_knows_the_draw_has_no_number_any_more(tmp_path: Path) -> None:
+    """Adopted after its entry was lost: either may have been seen, and nothing follows for both."""
+    pair = [seeded("a", 42, 64.0), seeded("b", 42, 64.0)]
+    lost = request(pair, "a@3", "b@3", final=True, noise_groups=GROUP)
+    output = Output({"model.safetensors": "0" * 64}, "1" * 64, "out")
+    for signed_by in ("a key", None):
+        with Ledger.open(tmp_path / f"{signed_by}.sqlite") as ledger:
+            ledger.set_cap(SCOPE, Cap(epsilon=5.0, delta=DELTA, rule="gaussian_filter"))
+            ledger.adopt("f" * 32, lost, output=output, entry=(2, "2" * 64), index=None, signed_by=signed_by)
+            report = ledger.budget_report(SCOPE, DELTA)
+            assert report.epsilon is None
+            assert "a and b share a noise seed" in (report.why or "")
+            with pytest.raises(NoGuaranteeError, match="share a noise seed"):
+                ledger.charge(request([run("c", 64.0)], "c@3"), first)
+            assert ledger.verify().ok
 
 
 def test_a_group_release_of_a_seed_used_under_another_unit_is_refused(tmp_path: Path) -> None:

@@ -182,6 +182,7 @@ def test_models_of_one_seed_are_a_group_and_the_next_command_says_so(tmp_path: P
     assert first.exit_code == 0, first.output
     assert "a, b, c share a noise seed: one of them, drawn in a final release, is all that may leave." in first.stdout
     assert " --final -o merged" in first.stdout
+    assert "released jointly" not in first.stdout
     how = ("--method", "select", "--objective", "saturate", "--epsilon", 0.5, "--delta", DELTA)
     refused = ran("merge", tmp_path / "models", *how, "-o", tmp_path / "out")
     assert refused.exit_code == 1

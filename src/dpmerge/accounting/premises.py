@@ -88,6 +88,9 @@ def independent_noise(support: Sequence[Checkpoint]) -> Premise:
     runs = dict.fromkeys(c.run for checkpoint in support for c in (checkpoint, *checkpoint.ancestors))
     if (pair := shared_noise(runs)) is not None:
         return Premise("independent_noise", False, f"nobody: {one_seed(*pair)}")
+    if any(run.noise_group is not None for run in runs) and all(run.independent_noise for run in runs):
+        # Of all candidates together it must not read as if they were independent of one another.
+        return Premise("independent_noise", True, f"{_records(support)}, seen without others of its seed")
     holds = len(runs) == 1 or all(run.independent_noise for run in runs)
     return Premise(
         "independent_noise", holds, _records(support) if holds else "nobody: a run's noise source is unknown"

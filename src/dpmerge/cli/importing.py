@@ -143,7 +143,7 @@ def _report(made: list[ImportedRun], delta: float, as_json: bool) -> None:
         ]
         print_json({"runs": runs, "noise_group": grouped})
         return
-    _print_runs(checks, delta)
+    _print_runs(checks, delta, grouped)
     for each in made:
         for name in each.converted:
             say(f"Converted: {each.path.parent / name}; the pickle beside it is not needed any more.")
@@ -155,7 +155,7 @@ def _report(made: list[ImportedRun], delta: float, as_json: bool) -> None:
     say(f"Next: dpmerge merge {made[0].path.parent.parent} {how} -o merged")
 
 
-def _print_runs(checks: list[ManifestCheck], delta: float) -> None:
+def _print_runs(checks: list[ManifestCheck], delta: float, grouped: list[str]) -> None:
     """What each run costs, what it lets one do, and which theorems do not cover it, for want of what."""
     from rich import box
     from rich.table import Table
@@ -173,6 +173,7 @@ def _print_runs(checks: list[ManifestCheck], delta: float) -> None:
             if not each.certifies:
                 lacking.setdefault(each.words()[0], []).append(each.theorem)
         why = "\n".join(f"{', '.join(theorems)}: {words}" for words, theorems in lacking.items())
-        able = "drawn (random selection),\nreleased jointly"
+        alone = check.manifest.run in grouped
+        able = "drawn once\n(random selection)" if alone else "drawn (random selection),\nreleased jointly"
         table.add_row(check.manifest.run, format_up(check.cost.epsilon), able, why)
     wide_console().print(table)
