@@ -12,8 +12,10 @@ from dpmerge.accounting import (
     Checkpoint,
     Clipping,
     DpSgd,
+    GaussianProfile,
     GaussianRelease,
     LinearCombination,
+    LossDistributionProfile,
     Optimizer,
     StepBlock,
     joint_release,
@@ -22,6 +24,7 @@ from dpmerge.accounting import (
     tightest,
 )
 from dpmerge.accounting.discretised_mixture import mixture_pmfs
+from dpmerge.accounting.step_mechanisms import MixtureStep
 from oracle import sampled_last_step as oracle
 from oracle.trajectory_convolution import mixture_of_gaussians_delta
 
@@ -255,3 +258,12 @@ def test_a_mixture_of_a_thousand_is_pessimistic_on_a_coarser_grid(interval: floa
             truth = exact.remove if crowded is many[0] else exact.add
             assert deltas[0] >= truth * (1 - 1e-9)
             assert deltas[0] == pytest.approx(deltas[1], rel=1e-2)
+
+
+def test_a_mixture_of_one_that_always_occurs_is_that_gaussian() -> None:
+    for shifts, probabilities in (((0.7,), (1.0,)), ((0.0, 0.7, 3.0), (0.0, 1.0, 0.0))):
+        profile = LossDistributionProfile.of({MixtureStep(shifts, probabilities): 1})
+        for epsilon in (0.0, 0.5, 2.0):
+            for delta in profile.deltas(epsilon):
+                assert float(delta) == pytest.approx(GaussianProfile(0.7).delta(epsilon), rel=1e-4)
+                assert float(delta) >= GaussianProfile(0.7).delta(epsilon) * (1 - 1e-9)
