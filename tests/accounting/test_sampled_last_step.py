@@ -267,3 +267,10 @@ def test_a_mixture_of_one_that_always_occurs_is_that_gaussian() -> None:
             for delta in profile.deltas(epsilon):
                 assert float(delta) == pytest.approx(GaussianProfile(0.7).delta(epsilon), rel=1e-4)
                 assert float(delta) >= GaussianProfile(0.7).delta(epsilon) * (1 - 1e-9)
+
+
+@pytest.mark.parametrize(("steps", "joint", "merged"), [(1, 2.73, 0.446), (10, 4.59, 4.46), (1000, 42.13, 42.11)])
+def test_the_figures_on_the_page(steps: int, joint: float, merged: float) -> None:
+    combination = LinearCombination.of_runs([sampled(steps, noise=s, rate=0.1) for s in (0.8, 2.0)], [0.25, 0.75])
+    assert joint_release(combination).epsilon(DELTA) == pytest.approx(joint, abs=0.005)
+    assert last_step(combination).epsilon(DELTA) == pytest.approx(merged, abs=0.005)
