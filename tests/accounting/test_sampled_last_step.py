@@ -12,8 +12,10 @@ from dpmerge.accounting import (
     Checkpoint,
     Clipping,
     DpSgd,
+    GaussianProfile,
     GaussianRelease,
     LinearCombination,
+    LossDistributionProfile,
     Optimizer,
     StepBlock,
     joint_release,
@@ -22,6 +24,7 @@ from dpmerge.accounting import (
     tightest,
 )
 from dpmerge.accounting.discretised_mixture import mixture_pmfs
+from dpmerge.accounting.step_mechanisms import MixtureStep
 from oracle import sampled_last_step as oracle
 from oracle.trajectory_convolution import mixture_of_gaussians_delta
 
@@ -255,3 +258,19 @@ def test_a_mixture_of_a_thousand_is_pessimistic_on_a_coarser_grid(interval: floa
             truth = exact.remove if crowded is many[0] else exact.add
             assert deltas[0] >= truth * (1 - 1e-9)
             assert deltas[0] == pytest.approx(deltas[1], rel=1e-2)
+
+
+def test_a_mixture_of_one_that_always_occurs_is_that_gaussian() -> None:
+    for shifts, probabilities in (((0.7,), (1.0,)), ((0.0, 0.7, 3.0), (0.0, 1.0, 0.0))):
+        profile = LossDistributionProfile.of({MixtureStep(shifts, probabilities): 1})
+        for epsilon in (0.0, 0.5, 2.0):
+            for delta in profile.deltas(epsilon):
+                assert float(delta) == pytest.approx(GaussianProfile(0.7).delta(epsilon), rel=1e-4)
+                assert float(delta) >= GaussianProfile(0.7).delta(epsilon) * (1 - 1e-9)
+
+
+@pytest.mark.parametrize(("steps", "joint", "merged"), [(1, 2.73, 0.446), (10, 4.59, 4.46), (1000, 42.13, 42.11)])
+def test_the_figures_on_the_page(steps: int, joint: float, merged: float) -> None:
+    combination = LinearCombination.of_runs([sampled(steps, noise=s, rate=0.1) for s in (0.8, 2.0)], [0.25, 0.75])
+    assert joint_release(combination).epsilon(DELTA) == pytest.approx(joint, abs=0.005)
+    assert last_step(combination).epsilon(DELTA) == pytest.approx(merged, abs=0.005)

@@ -157,6 +157,12 @@ def test_the_share_is_what_was_seen_of_the_data_rounded_up() -> None:
     assert cost(run) < run.profile().epsilon(DELTA)
 
 
+@pytest.mark.parametrize(("steps", "whole", "seen"), [(25, 20.1, 19.6), (91, 46.2, 43.7)])
+def test_the_figures_on_the_page(steps: int, whole: float, seen: float) -> None:
+    assert secret(steps).profile().epsilon(DELTA) == pytest.approx(whole, abs=0.05)
+    assert cost(secret(steps)) == pytest.approx(seen, abs=0.05)
+
+
 def test_a_smaller_last_batch_is_counted_as_a_whole_one_and_a_whole_pass_as_one() -> None:
     uneven = secret(3, records=25, batch=10, fixed=(1, 2, 3))
     assert [uneven.share_seen(step) >= share for step, share in ((1, 0.4), (2, 0.8))] == [True, True]

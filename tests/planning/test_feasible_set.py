@@ -477,3 +477,12 @@ def test_a_conversion_is_refused_where_there_is_none(mnist: Portfolio) -> None:
     looking = dpm.PublicEvaluation(evaluator=lambda tensors: 0.0)
     with pytest.raises(InvalidInputError, match="where models are looked at"):
         dpm.plan(mnist, epsilon=0.8, delta=DELTA, accounting="rdp", conversion="classic", objective=looking)
+
+
+def test_sets_of_sampled_runs_by_last_step_are_refused_with_the_way_to_price_one() -> None:
+    loaded = ladder(2, (3,), noise=[1.0, 2.0], steps=3, sampling_rate=0.2, adjacency="add_remove")
+    with pytest.raises(NoGuaranteeError, match="plan --theorem last_step"):
+        feasible_set(loaded, epsilon=20, delta=1e-5, method="combine", theorem="last_step")
+    found = feasible_set(loaded, epsilon=20, delta=1e-5, method="combine")
+    assert found.theorems == ("joint_release",)
+    assert not found.is_final

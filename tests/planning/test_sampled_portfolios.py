@@ -10,9 +10,12 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution as dp_pld
 
 import dpmerge as dpm
-from dpmerge.errors import TargetOutOfReachError
+from dpmerge.accounting import LinearCombination, last_step
+from dpmerge.errors import NoGuaranteeError, TargetOutOfReachError
+from dpmerge.planning import sampled_last_steps
 from dpmerge.planning.candidates import candidate
 from dpmerge.planning.noise_prediction import precision_weights
+from dpmerge.planning.sampled_last_steps import FEW_STEPS
 from dpmerge.planning.usable_checkpoints import UsableCheckpoint, usable_checkpoints
 from dpmerge.terms.recipe import Recipe
 from planning.synthetic import portfolio, run_document
@@ -118,3 +121,66 @@ def test_a_target_below_every_sampled_checkpoint_names_one_that_can_be_planned()
         dpm.plan(loaded, epsilon=1e-3, delta=DELTA, method="select")
     plan = dpm.plan(loaded, epsilon=refused.value.smallest, delta=DELTA, method="select")
     assert plan.guarantee.epsilon <= refused.value.smallest
+
+
+# last_step, whose costs are composed one by one
+
+
+def few_steps(steps: int, adjacency: str = "add_remove") -> Runs:
+    return {
+        f"r{place}": (
+            run_document(f"r{place}", noise_multiplier=noise, steps=steps, sampling_rate=0.2, adjacency=adjacency),
+            [steps],
+        )
+        for place, noise in enumerate((1.0, 1.5, 2.0))
+    }
+
+
+def test_auto_prices_no_last_steps_of_long_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: Any) -> Any:
+        raise AssertionError("priced")
+
+    loaded = portfolio(few_steps(FEW_STEPS + 1))
+    monkeypatch.setattr(sampled_last_steps, "_price", never)
+    assert dpm.plan(loaded, epsilon=20, delta=DELTA).guarantee.epsilon <= 20
+    monkeypatch.setattr(sampled_last_steps, "FEW_STEPS", FEW_STEPS + 1)
+    with pytest.raises(AssertionError, match="priced"):
+        dpm.plan(loaded, epsilon=21, delta=DELTA)
+
+
+@pytest.mark.parametrize("steps", [1, 3, 60])
+def test_by_name_every_sampled_average_is_what_the_theorem_says_of_it(steps: int) -> None:
+    loaded = portfolio(few_steps(steps))
+    for epsilon in (2.5, 6.0, 12.0):
+        try:
+            plan = dpm.plan(loaded, epsilon=epsilon, delta=DELTA, theorem="last_step", method="combine")
+        except TargetOutOfReachError:
+            continue
+        [chosen] = plan.candidates
+        assert chosen.theorem == "last_step"
+        assert chosen.proved
+        again = last_step(
+            LinearCombination(
+                checkpoints=[loaded.run(name.split("@")[0]).at(steps) for name in chosen.recipe.names],
+                weights=chosen.recipe.weights,
+            )
+        )
+        assert again.profile is not None
+        assert plan.guarantee.epsilon == pytest.approx(again.profile.epsilon(DELTA), rel=1e-9)
+        assert plan.guarantee.epsilon <= epsilon
+
+
+def test_a_final_release_of_single_sampled_steps_has_less_noise_than_joint_release_allows() -> None:
+    loaded = portfolio(few_steps(1))
+    noise = [
+        dpm.plan(loaded, epsilon=1.0, delta=DELTA, theorem=theorem, method="combine").candidates[0].noise_to_signal
+        for theorem in ("last_step", "joint_release")
+    ]
+    assert noise[0] is not None
+    assert noise[1] is not None
+    assert noise[0] < 0.8 * noise[1]
+
+
+def test_asked_for_by_name_under_replace_one_it_says_what_is_missing() -> None:
+    with pytest.raises(NoGuaranteeError, match="last_step covers none of these runs .*full batch"):
+        dpm.plan(portfolio(few_steps(2, "replace_one")), epsilon=20, delta=DELTA, theorem="last_step")

@@ -42,7 +42,8 @@ class _Mixture:
     """The components, and where each loss comes from."""
 
     def __init__(self, shifts: tuple[float, ...], probabilities: tuple[float, ...]) -> None:
-        self._shifts, self._probabilities = np.array(shifts), np.array(probabilities)
+        occurs = np.array(probabilities) > 0
+        self._shifts, self._probabilities = np.array(shifts)[occurs], np.array(probabilities)[occurs]
         self._logarithms = np.log(self._probabilities)
         self._ends = -TAIL_DEVIATIONS, TAIL_DEVIATIONS + float(self._shifts.max())
         self._places = np.linspace(self._ends[0] - 1, self._ends[1] + 1, _TABLE)

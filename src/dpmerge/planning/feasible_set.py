@@ -102,6 +102,11 @@ def feasible_set(
         # The theorem's word on the plain average: its premises do not depend on the weights. It refuses by name.
         even = Recipe.of({name: 1 / len(usable.checkpoints) for name in (c.name for c in usable.checkpoints)})
         candidate(portfolio, even, delta=delta, theorem=theorem)
+        if theorem == "last_step" and not proved(usable, usable.checkpoints, theorem):
+            raise NoGuaranteeError(
+                "Sets of weights by last_step are known of full-batch runs; `dpmerge plan --theorem last_step` prices "
+                "averages of sampled ones, one by one."
+            )
     found = FeasibleSet(usable, target, method, accounting, converted, theorem)
     found.require_member()
     return found

@@ -19,7 +19,9 @@ from dpmerge.terms.theorems import NAMED
 REMEDIES = {
     "accounting_proved": "see the reason given",
     "learning_rates_known": "state kind dp_sgd with its learning rates and loss_reduction",
-    "full_batch": "only full-batch runs have it",
+    "full_batch": "only full-batch runs have it; for last_step sampled ones do, but not under replace_one",
+    "per_example_clipping": "only runs that clip each record's gradient have it",
+    "at_most_ten_sampled_runs": "average at most ten of them",
     "last_update_linear_in_its_gradient": (
         "state kind dp_sgd with its clip norms, rates and optimizer, if that is SGD; or, of a gaussian_release, "
         "noise_on: weights, if that is where its noise is"
