@@ -19,7 +19,7 @@ from dpmerge.portfolio.manifest import Manifest, Metric
 from dpmerge.terms.documents import validated
 from dpmerge.training.manifest_writer import ManifestWriter
 from dpmerge.training.model_tensors import ModelTensors
-from dpmerge.training.process_agreement import Processes
+from dpmerge.training.processes import Processes
 from dpmerge.training.recording_options import CheckpointSchedule
 from dpmerge.training.reference_optimizer import ReferenceOptimizer
 
