@@ -225,6 +225,20 @@ def test_layers_that_are_clipped_apart_are_refused(tmp_path: Path) -> None:
     refused(on_ranks(2, loops.per_layer, tmp_path / "run"), "SimpleDistributedPerLayerOptimizer")
 
 
+def test_a_model_in_shards_is_refused_though_opacus_trains_it(tmp_path: Path) -> None:
+    refused(on_ranks(2, loops.in_shards, tmp_path / "run"), "FSDPOptimizerFastGradientClipping")
+
+
+def test_streams_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
+    refused(on_ranks(2, loops.with_secure_mode, tmp_path / "run"), "secure_mode on several processes")
+
+
+def test_a_model_without_its_wrapper_is_refused(tmp_path: Path) -> None:
+    refused(
+        on_ranks(2, loops.unwrapped, tmp_path / "run"), "model: a Sequential with an optimizer for several processes"
+    )
+
+
 def test_ghost_clipping_in_torchs_own_wrapper_is_refused(tmp_path: Path) -> None:
     refused(on_ranks(2, loops.in_torchs_wrapper, tmp_path / "run", "ghost"), "DistributedDataParallel")
 

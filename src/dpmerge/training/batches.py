@@ -24,7 +24,7 @@ from dpmerge.training.batch_sampling import SamplerCheck, batch_sampler_of
 from dpmerge.training.begun_passes import BegunPasses
 from dpmerge.training.distributed_sampling import own_records
 from dpmerge.training.loader_passes import LoaderPass, SamplerPass
-from dpmerge.training.process_agreement import Processes
+from dpmerge.training.processes import Processes
 from dpmerge.training.row_fingerprints import Fingerprints, RowFingerprints
 
 

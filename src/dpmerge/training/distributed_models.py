@@ -8,7 +8,13 @@ secure_mode, whose streams nobody can compare.
 from __future__ import annotations
 
 from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
-from opacus.optimizers import DPOptimizer, FSDPOptimizerFastGradientClipping, SimpleDistributedPerLayerOptimizer
+from opacus.optimizers import (
+    DistributedDPOptimizer,
+    DPOptimizer,
+    FSDPOptimizerFastGradientClipping,
+    SimpleDistributedPerLayerOptimizer,
+)
+from opacus.optimizers.ddpoptimizer_fast_gradient_clipping import DistributedDPOptimizerFastGradientClipping
 from opacus.optimizers.optimizer_fast_gradient_clipping import DPOptimizerFastGradientClipping
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -16,6 +22,8 @@ from torch.nn.parallel import DistributedDataParallel
 from dpmerge.errors import RecordingError
 from dpmerge.training.half_precision import HALF
 
+DISTRIBUTED = (DistributedDPOptimizer, DistributedDPOptimizerFastGradientClipping)
+"""Optimizers for several processes that are recorded."""
 _WRAPPED = (DifferentiallyPrivateDistributedDataParallel, DistributedDataParallel)
 
 

@@ -13,10 +13,10 @@ from typing import Any
 from opacus.optimizers import DPOptimizer
 
 from dpmerge.training.batches import Batches
+from dpmerge.training.distributed_models import DISTRIBUTED
 from dpmerge.training.ghost_clipping import check_ghost_losses
 from dpmerge.training.half_precision import refuse_loss_scaling
 from dpmerge.training.hooks import wrap_method
-from dpmerge.training.process_agreement import DISTRIBUTED
 from dpmerge.training.step_observer import StepObserver
 from dpmerge.training.step_reader import StepReader
 

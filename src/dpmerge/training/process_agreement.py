@@ -10,26 +10,26 @@ A rank that disagrees, refuses, dies or skips a step ends the recording on all o
 from __future__ import annotations
 
 import json
-import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from enum import IntEnum
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 import torch.distributed as dist
-from opacus.optimizers import DistributedDPOptimizer, DPOptimizer
-from opacus.optimizers.ddpoptimizer_fast_gradient_clipping import DistributedDPOptimizerFastGradientClipping
+from opacus.optimizers import DPOptimizer
 from torch import Tensor
 
 from dpmerge.errors import RecordingError
 from dpmerge.portfolio.manifest import File, SavedAs
+from dpmerge.training.distributed_models import DISTRIBUTED
 from dpmerge.training.distributed_sampling import RecordShares
 from dpmerge.training.distributed_start import agree_on_start
 from dpmerge.training.model_tensors import ModelTensors
 from dpmerge.training.noise_generators import RunGenerators
 from dpmerge.training.process_group import GRACE, ProcessGroup
+from dpmerge.training.processes import Processes
+from dpmerge.training.rank_messages import Event, Word, disagreement, left
 from dpmerge.training.rank_sums import RankSum
 from dpmerge.training.step_blocks import RecordedStep
 
@@ -37,119 +37,6 @@ if TYPE_CHECKING:
     from dpmerge.training.manifest_writer import ManifestWriter
 
 Options = ParamSpec("Options")
-
-DISTRIBUTED = (DistributedDPOptimizer, DistributedDPOptimizerFastGradientClipping)
-
-
-class Processes:
-    """One process: there is nobody to agree with."""
-
-    rank, world = 0, 1
-
-    @property
-    def several(self) -> bool:
-        return False
-
-    @property
-    def writes(self) -> bool:
-        return self.rank == 0
-
-    @property
-    def draws_noise(self) -> bool:
-        return self.rank == 0
-
-    @contextmanager
-    def telling(self) -> Iterator[None]:
-        """What is raised in this block is told to the other ranks, which would wait for this one."""
-        try:
-            yield
-        except BaseException as error:
-            self.tell(error)
-            raise
-
-    def tell(self, error: BaseException) -> None:
-        """This rank leaves."""
-
-    def agree_on_start(
-        self, facts: Mapping[str, Any], optimizer: DPOptimizer, generators: RunGenerators, dataset: Any, records: int
-    ) -> None:
-        """All ranks were told the same, and draw from streams of their own."""
-
-    def follow(self, writer: ManifestWriter) -> None:
-        """What is found wrong on any rank is taken back in this record."""
-
-    def share(self, records: Tensor) -> int:
-        """A fingerprint of this rank's share of the records; of several processes only."""
-        raise NotImplementedError
-
-    def agree_on_step(
-        self, number: int, step: RecordedStep, *, divisor: float, rows: int, share: int, noised: Sequence[Tensor]
-    ) -> list[Tensor]:
-        """All ranks take this step; what this one sends, held until it is summed; of several processes only."""
-        raise NotImplementedError
-
-    def sum(self, divisor: int) -> None:
-        """What is held becomes the sum of what all ranks send, divided."""
-
-    def require_one(self, option: str) -> None:
-        """Refuse what is recorded of one process alone."""
-
-    def save(
-        self, tensors: ModelTensors, folder: Path, step: int, weights: Mapping[str, Tensor] | None = None
-    ) -> SavedAs:
-        """Keep the weights after a step: the model's, or those that are to stand for them."""
-        return tensors.save(folder, step, weights=weights)
-
-    def hurry(self) -> None:
-        """The loop broke off on this rank: the others may never answer."""
-
-    def agree_on_end(self, steps: int) -> None:
-        """All ranks have taken as many steps, and end."""
-
-    def close(self) -> None:
-        """All is said."""
-
-
-class Event(IntEnum):
-    """What a rank is about to do when it asks the others."""
-
-    STEP, CHECKPOINT, SAVED, END, LEAVING = range(5)
-
-
-_DOING = {
-    Event.STEP: "takes step {}",
-    Event.CHECKPOINT: "keeps the weights after step {}",
-    Event.SAVED: "has kept the weights after step {}",
-    Event.END: "ends after step {}",
-}
-
-
-class Word(NamedTuple):
-    """What a rank says: numbers of a fixed size, so that it costs one exchange."""
-
-    event: int
-    number: int
-    # Whether this rank has seen nothing that speaks against it:
-    checked: bool = True
-    smooth: bool = True
-    uniform: bool = True
-    stopped_freely: bool = True
-    # The same on all ranks:
-    noise_multiplier: float = 0.0
-    clip_norm: float = 0.0
-    sampling_rate: float = 0.0
-    learning_rate: float = 0.0
-    divisor: float = 0.0
-    # Of this rank:
-    rows: int = 0
-    share: int = 0
-    projection: float = 0.0
-    length: float = 0.0
-    digest: bytes = b""
-
-
-_LAYOUT = struct.Struct("<bq????dddddqQdd32s")
-_SAME = ("noise_multiplier", "clip_norm", "sampling_rate", "learning_rate", "divisor")
 
 
 class SeveralProcesses(Processes):
@@ -173,7 +60,7 @@ class SeveralProcesses(Processes):
         why = f"{error}" if isinstance(error, RecordingError) else f"{type(error).__name__}: {error}"
         self._group.note(json.dumps({"rank": self.rank, "why": why, "seen": self._seen()}))
         with suppress(RecordingError):
-            self._group.gather(_LAYOUT.pack(*self._word(Event.LEAVING, 0)))
+            self._group.gather(self._word(Event.LEAVING, 0).packed())
 
     def agree_on_start(
         self, facts: Mapping[str, Any], optimizer: DPOptimizer, generators: RunGenerators, dataset: Any, records: int
@@ -261,27 +148,16 @@ class SeveralProcesses(Processes):
         if self._over:
             raise RecordingError("record: the processes no longer agree, as was said; the recording has ended")
         try:
-            heard = [Word(*_LAYOUT.unpack_from(each)) for each in self._group.gather(_LAYOUT.pack(*own))]
+            heard = [Word.of(each) for each in self._group.gather(own.packed())]
         except RecordingError as lost:
             raise self._ended(self._why() or str(lost)) from lost
-        self._take([word[2:6] for word in heard])
-        left = next((rank for rank, word in enumerate(heard) if word.event == Event.LEAVING), None)
-        if left is not None:
-            raise self._ended(self._why() or f"record: rank {left} has left; what was kept stays, as unfinished")
-        for rank, word in enumerate(heard):
-            if word[:2] != heard[0][:2]:
-                doing = [_DOING[Event(each.event)].format(each.number) for each in (heard[0], word)]
-                raise self._ended(
-                    f"record: rank 0 {doing[0]}, but rank {rank} {doing[1]}; every rank takes a step for each of its "
-                    "batches, empty ones too, and calls checkpoint() with the others"
-                )
-            for name in _SAME:
-                values = getattr(heard[0], name), getattr(word, name)
-                if values[0] != values[1]:
-                    raise self._ended(
-                        f"optimizer: {name} is {values[0]:g} on rank 0 and {values[1]:g} on rank {rank}; schedule it "
-                        "alike on every rank"
-                    )
+        self._take([word.seen for word in heard])
+        gone = left(heard)
+        if gone is not None:
+            raise self._ended(self._why() or f"record: rank {gone} has left; what was kept stays, as unfinished")
+        differs = disagreement(heard)
+        if differs is not None:
+            raise self._ended(differs)
         return heard
 
     def _require(self, check: Callable[[], None]) -> None:

@@ -20,7 +20,7 @@ from dpmerge.terms.documents import validated
 from dpmerge.training.manifest_writer import ManifestWriter
 from dpmerge.training.model_tensors import ModelTensors
 from dpmerge.training.opacus_accounting import epsilon_of, warn_other_accounting
-from dpmerge.training.process_agreement import Processes
+from dpmerge.training.processes import Processes
 from dpmerge.training.recording_options import CheckpointSchedule
 from dpmerge.training.reference_optimizer import ReferenceOptimizer
 from dpmerge.training.step_count import StepCount

@@ -34,7 +34,8 @@ from dpmerge.training.model_tensors import ModelTensors
 from dpmerge.training.noise_generators import NoiseStreamCheck, run_generators, warn_insecure_noise
 from dpmerge.training.opacus_accounting import USUAL_DELTA
 from dpmerge.training.opacus_hooks import observe_clipping, observe_steps
-from dpmerge.training.process_agreement import Processes, telling_others
+from dpmerge.training.process_agreement import telling_others
+from dpmerge.training.processes import Processes
 from dpmerge.training.recorder import Recorder
 from dpmerge.training.recording_options import CheckpointSchedule, Continuation, RunNames, SmoothnessClaim, Vouched
 from dpmerge.training.reference_optimizer import ReferenceOptimizer

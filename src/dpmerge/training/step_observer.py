@@ -22,7 +22,7 @@ from dpmerge.training.manifest_writer import ManifestWriter
 from dpmerge.training.model_tensors import ModelTensors
 from dpmerge.training.noise_generators import NoiseStreamCheck
 from dpmerge.training.noised_gradients import NoisedGradients
-from dpmerge.training.process_agreement import Processes
+from dpmerge.training.processes import Processes
 from dpmerge.training.realised_divisor import RealisedDivisorCheck
 from dpmerge.training.reference_optimizer import ReferenceOptimizer
 from dpmerge.training.separate_records_check import SeparateRecordsCheck

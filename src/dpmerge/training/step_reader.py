@@ -20,9 +20,9 @@ from torch import nn
 
 from dpmerge.errors import RecordingError
 from dpmerge.terms.mechanism_schema import OptimizerFacts
-from dpmerge.training.distributed_models import require_recordable
+from dpmerge.training.distributed_models import DISTRIBUTED, require_recordable
 from dpmerge.training.half_precision import HALF
-from dpmerge.training.process_agreement import DISTRIBUTED, Processes
+from dpmerge.training.processes import Processes
 from dpmerge.training.step_blocks import RecordedStep
 
 KNOWN_GHOSTS = (GradSampleModuleFastGradientClipping, GradSampleHooksFastGradientClipping)

@@ -176,9 +176,7 @@ def _unwrapped(optimizer: Any) -> DPOptimizer:
 
 
 def _skipping(what: str) -> RecordingError:
-    return RecordingError(
-        f"{what}: it skips steps by what the gradients are, which tells of them; say bf16 or neither"
-    )
+    return RecordingError(f"{what}: it skips steps by what the gradients are, which tells of them; say bf16 or neither")
 
 
 def _require_recordable(args: TrainingArguments) -> None:
