@@ -44,6 +44,22 @@ def test_the_readmes_python_runs_and_says_what_it_should() -> None:
     assert comment == f"# {result.stdout.strip()}"
 
 
+def test_each_row_of_what_is_recorded_and_refused_is_a_test() -> None:
+    page = (ROOT / "docs/recording.md").read_text()
+    section = page.split("## What is recorded, and what is refused\n")[1].split("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("| ") and not line.startswith("| in the loop")]
+    named = [re.fullmatch(r"\|.*\| (recorded|refused|ends|vouched for) \|.*\| `(test_\w+)` \|", row) for row in rows]
+    assert len(rows) > 80
+    assert [row for row, found in zip(rows, named, strict=True) if found is None] == []
+    written = {
+        test
+        for part in ("training", "attacks")
+        for file in (ROOT / "tests" / part).glob("test_*.py")
+        for test in re.findall(r"^def (test_\w+)\(", file.read_text(), re.M)
+    }
+    assert [found[2] for found in named if found and found[2] not in written] == []
+
+
 @pytest.mark.parametrize("page", ["README.md", "docs/recording.md"])
 def test_the_arguments_of_record_in_the_documentation_exist(page: str) -> None:
     calls = [
