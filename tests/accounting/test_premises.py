@@ -20,6 +20,7 @@ from dpmerge.accounting import (
     Optimizer,
     Smoothness,
     StepBlock,
+    WeightAverage,
     hidden_state,
     hidden_state_mus,
     joint_release,
@@ -448,3 +449,42 @@ def test_bad_weight_rows_alignments_and_runs_without_steps_are_refused() -> None
     imported = Checkpoint(NonPrivate(adjacency=Adjacency.REPLACE_ONE, label="baseline"), 1)
     with pytest.raises(InvalidInputError, match="baseline: got a NonPrivate; accepted: a run whose steps are known"):
         merged_trajectory_mus([imported], [[1.0]])
+
+
+@pytest.mark.parametrize(("step", "unbroken"), [(3, True), (4, False), (10, False)])
+def test_theorems_about_updates_stop_where_a_run_was_broken_off(step: int, unbroken: bool) -> None:
+    """Steps were lost after the third: joint release goes on, nothing else does."""
+    block = StepBlock(steps=10, noise_multiplier=4.0, clip_norm=1.0, learning_rate=0.1)
+    whole, broken = (
+        DpSgd(blocks=[block], adjacency="replace_one", smoothness=DeclaredLipschitz(factors=1), unbroken_steps=kept)  # type: ignore[arg-type]
+        for kept in (None, 3)
+    )
+    for theorem in (last_step, hidden_state, merged_trajectory):
+        found = theorem(LinearCombination(checkpoints=[Checkpoint(broken, step)], weights=[1.0]))
+        known = theorem(LinearCombination(checkpoints=[Checkpoint(whole, step)], weights=[1.0]))
+        assert (found.profile is not None) == unbroken
+        assert [p.holds for p in found.premises if p.name == "no_step_lost_on_the_way"] == [unbroken]
+        assert not any(p.name == "no_step_lost_on_the_way" for p in known.premises)
+        assert found.profile == (known.profile if unbroken else None)
+    joint = [
+        joint_release(LinearCombination(checkpoints=[Checkpoint(r, step)], weights=[1.0])) for r in (whole, broken)
+    ]
+    assert joint[0].profile == joint[1].profile
+    assert all(bound.certifies for bound in joint)
+    for formula in (last_step_mus, merged_trajectory_mus, hidden_state_mus):
+        if not unbroken:
+            with pytest.raises(NoGuaranteeError, match="no_step_lost_on_the_way"):
+                formula([Checkpoint(broken, step)], [[1.0]])
+    assert joint_release_mus([Checkpoint(broken, step)], [[1.0]]) == pytest.approx(2 / 4.0 * step**0.5)
+
+
+@pytest.mark.parametrize("kept", [-1, 11, 1.5])
+def test_a_break_is_after_a_step_of_the_run(kept: float) -> None:
+    block = StepBlock(steps=10, noise_multiplier=4.0, clip_norm=1.0, learning_rate=0.1)
+    with pytest.raises(InvalidInputError, match="unbroken_steps"):
+        DpSgd(blocks=[block], adjacency="replace_one", unbroken_steps=kept)  # type: ignore[arg-type]
+
+
+def test_an_average_of_nothing_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="ancestry"):
+        WeightAverage(adjacency="replace_one")  # type: ignore[arg-type]

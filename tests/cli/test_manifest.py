@@ -125,12 +125,13 @@ def test_a_template_names_every_field_a_person_can_state(kind: str) -> None:
     elsewhere = {"metrics", "name", "sha256", "finished", "tools", "amended", "assumed", "learning_rate", "source"}
     text = manifest_template(kind)
     trained = {"stopping", "schedule", "record_losses"}
+    recorders = ("start_sample", "amended", "metrics", "resumed", "averages", "optimizer_state")
 
     def named(model: type[Strict]) -> set[str]:
         names = set[str]()
         for name, field in model.model_fields.items():
             inner = [m for m in models_in(field.annotation) if name != "mechanism" or _kind(m) == kind]
-            if name not in ("start_sample", "amended", "metrics"):
+            if name not in recorders:
                 names |= {name.removesuffix("_")}.union(*(named(each) for each in inner))
         return names
 

@@ -215,6 +215,15 @@ def test_a_decay_is_between_0_and_1(tmp_path: Path, decay: float) -> None:
     refused_at_once(private(), tmp_path / "run", "ema", InvalidInputError, ema=decay)
 
 
+def test_a_name_leaves_room_for_those_of_averages(tmp_path: Path) -> None:
+    refused_at_once(private(), tmp_path / "run", "run", InvalidInputError, ema=DECAY, run="r" * 81)
+    made = private(mlp(), batches="full")
+    with recorded(made, tmp_path, run="r" * 81) as recorder:
+        made.train(1)
+        with pytest.raises(InvalidInputError, match="at most 80 characters"):
+            recorder.checkpoint(weights=state_of(made.plain), who="Ann")
+
+
 # Other averages, which somebody vouches for
 
 

@@ -25,7 +25,7 @@ from dpmerge.training.recording_options import CheckpointSchedule
 from dpmerge.training.reference_optimizer import ReferenceOptimizer
 from dpmerge.training.step_count import StepCount
 from dpmerge.training.user_warnings import ChangedWeightsWarning, warn_user
-from dpmerge.training.weight_averages import ExponentialAverage, keep_average
+from dpmerge.training.weight_averages import ExponentialAverage, keep_average, require_short
 
 
 class Recorder:
@@ -129,6 +129,7 @@ class Recorder:
         self._processes.require_one("weights")
         if who is None:
             raise RecordingError("who: nobody vouches for what is in the average; say who=")
+        require_short(str(self._writer.facts["run"]))
         self._keep(swapped=True)
         saved = self._writer.saved
         averages = saved[-1].averages or []

@@ -48,7 +48,7 @@ from dpmerge.training.step_observer import StepObserver
 from dpmerge.training.step_reader import StepReader
 from dpmerge.training.tied_weights import require_measured
 from dpmerge.training.user_warnings import UnknownLossesWarning, warn_user
-from dpmerge.training.weight_averages import ExponentialAverage
+from dpmerge.training.weight_averages import ExponentialAverage, require_short
 
 
 class RecordingSession:
@@ -123,6 +123,8 @@ class RecordingSession:
             segment = self._go_on(resumed, tensors, unseen=continuation.lost_steps == "unseen", who=vouched.who)
             facts, derived = resumed.facts(facts), resumed.smoothness(derived)
             self._criterion = smoothness.criterion if derived is not None else None
+        if schedule.ema is not None:
+            require_short(names.run)
         # Whatever is wrong with a name or a choice is wrong before the first step.
         manifest_of(facts, NonPrivateFacts(kind="non_private"), checkpoints=[], finished=False)
         self._writer = ManifestWriter(

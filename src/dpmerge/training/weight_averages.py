@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from dpmerge.errors import RecordingError
+from dpmerge.errors import InvalidInputError, RecordingError
 from dpmerge.files import file_digest
 from dpmerge.portfolio.manifest import SavedAs
 from dpmerge.portfolio.manifest_parts import SavedAverage
@@ -25,6 +25,15 @@ from dpmerge.training.model_tensors import ModelTensors
 from dpmerge.training.noised_gradients import same
 
 BY_RECORDER = "the recorder"
+
+
+LONGEST_NAME = 80
+
+
+def require_short(run: str) -> None:
+    """An average is called by its run's name and more, and names have an end."""
+    if len(run) > LONGEST_NAME:
+        raise InvalidInputError("run", run, f"at most {LONGEST_NAME} characters: averages are called by it, and more")
 
 
 class ExponentialAverage:
