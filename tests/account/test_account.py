@@ -161,6 +161,8 @@ def test_zero_weight_runs_do_not_spoil_a_premise() -> None:
     printed = run(spec(sampled, full, adjacency="add_remove", weights=[0, 1]), "--json")
     assert printed["linear_combination"]["last_step"]["certifies"] is True
     printed = run(spec(sampled, full, adjacency="add_remove", weights=[0.5, 0.5]), "--json")
+    assert printed["linear_combination"]["last_step"]["certifies"] is True
+    printed = run(spec(sampled, full, adjacency="replace_one", weights=[0.5, 0.5]), "--json")
     last_step = printed["linear_combination"]["last_step"]
     assert last_step["epsilon"] is None
     assert last_step["certifies"] is False
@@ -202,7 +204,9 @@ def test_two_sampled_single_steps_merge_as_a_mixture() -> None:
     assert merged["certifies"] is True
     assert merged["mu"] is None
     assert merged["epsilon"] < printed["linear_combination"]["joint_release"]["epsilon"]
-    assert printed["auto"]["theorem"] == "merged_trajectory"
+    last_step = printed["linear_combination"]["last_step"]
+    assert last_step["epsilon"] == pytest.approx(merged["epsilon"], rel=1e-9), "of single steps both say the same"
+    assert printed["auto"]["theorem"] == "last_step", "the simpler premise"
 
 
 def test_release_noise_enters_last_step_and_hidden_state_only() -> None:

@@ -155,6 +155,8 @@ def _candidate_attack(terms: ReleaseTerms, candidate: CandidateTerms, runs: Mapp
         # hidden_state asks no more than that no factor is above the stated one; here the loss has the slopes it has.
         factors = [run.stretches for run, _, _ in parts if run.stretches is not None]
         return merged(parts, noise, stretches=factors)
+    for run, _, _ in parts:
+        require_full_batch(run)
     return _told(parts, noise)
 
 

@@ -43,6 +43,8 @@ _DP_SGD = {
     "mechanism.blocks[].sampling_rate": ("the chance of a record to be in a batch, where sampling is poisson", "0.01"),
     "mechanism.sampling": ("how batches were really drawn", "full_batch"),
     "mechanism.steps_per_epoch": ("", "100"),
+    "mechanism.passes[].passes": ("where passes before the last were cut short: so many, one after the other", "4"),
+    "mechanism.passes[].steps": ("", "100"),
     "mechanism.clipping": ("what was clipped: each record's gradient, or their sum", "per_example"),
     "mechanism.flat_clipping": ("", "true"),
     "mechanism.optimizer.name": ("", "sgd"),
