@@ -103,6 +103,14 @@ class Batches:
         whole = self.steps_per_epoch
         return None if whole is None or not self._passes_known else self._begun.taken(upto, whole)
 
+    @property
+    def steps_in_one_pass(self) -> int:
+        """So many steps in a row, the one under way included, were one pass over shuffled data each; 1 if not all."""
+        whole = self.sampler.batches_per_epoch
+        if whole is None or not (self._passes_known and self._linked):
+            return 1
+        return whole if self._begun.whole_before(self._physical, whole) else 1
+
     def secret_order(self, fixed_steps: list[int]) -> OrderFacts | None:
         """What is known of the order of the records, where nobody knows or has chosen it."""
         size = self.sampler.secret_batch_size
