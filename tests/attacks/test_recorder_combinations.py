@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import RandomSampler, SequentialSampler, WeightedRandomSampler
 
 from dpmerge.errors import RecordingError
 from dpmerge.portfolio import Portfolio
 from dpmerge.training import frozen_tensors, step_count
 from dpmerge.training.resumed_run import ResumedRun
-from training.loops import QUIET, Private, mlp, private, recorded, started
+from training.loops import QUIET, Private, data, loader_of, mlp, private, recorded, refusing, started
 from training.resuming import counted, document, gaussian_mu, rebuilt
 
 pytestmark = [pytest.mark.filterwarnings(rule) for rule in QUIET]
@@ -211,3 +212,76 @@ def test_a_process_that_counts_on_while_another_takes_over_is_noticed(tmp_path: 
             started(again, folder, resume=True)
     first.close(KeyboardInterrupt())
     assert document(folder)["checkpoints"][-1]["step"] == counted(folder)
+
+
+# Samplers changed in mid-run
+
+
+def with_replacement(loader: Any) -> None:
+    loader.sampler.replacement = True
+
+
+def twice_the_data(loader: Any) -> None:
+    loader.sampler._num_samples = 2 * len(loader.dataset)
+
+
+def weighted(loader: Any) -> None:
+    loader.batch_sampler.sampler = WeightedRandomSampler([1.0] * len(loader.dataset), len(loader.dataset))
+
+
+def one_record(loader: Any) -> None:
+    loader.batch_sampler.sampler = [0] * len(loader.dataset)
+
+
+@pytest.mark.parametrize("change", [with_replacement, twice_the_data, weighted, one_record])
+@pytest.mark.parametrize("seed", [None, 7])
+def test_a_record_drawn_twice_in_one_pass_over_shuffled_data_is_refused(
+    tmp_path: Path, change: Callable[[Any], None], seed: int | None
+) -> None:
+    """A pass costs one step because each record is in it once; later passes are looked at like the first."""
+    made = private(mlp(), batches="shuffled")
+    with refusing(made, tmp_path, "more than once in one pass", checkpoint_every=4, noise_seed=seed):
+        made.train(4)
+        change(made.loader)
+        made.train(16)
+    assert mu(tmp_path) <= gaussian_mu([1.0] * 2) * (1 + 1e-12)
+    assert document(tmp_path)["finished"] is False
+
+
+@pytest.mark.parametrize("change", [with_replacement, weighted, one_record])
+def test_a_record_drawn_twice_in_one_full_batch_is_refused(tmp_path: Path, change: Callable[[Any], None]) -> None:
+    """48 copies of one record are 48 times as long as one."""
+    made = private(mlp(), loader=loader_of(data(), "full", 48), batches="full")
+    with refusing(made, tmp_path, "or in one batch"):
+        made.train(1)
+        change(made.loader if change is not with_replacement else made.loader.batch_sampler)
+        made.train(2)
+    assert not (tmp_path / "privacy.json").exists()
+
+
+class Chosen(RandomSampler):
+    """Record 0 last."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(47, -1, -1))
+
+
+def another_class(loader: Any) -> None:
+    loader.sampler.__class__ = Chosen
+
+
+def another_sampler(loader: Any) -> None:
+    loader.batch_sampler.sampler = Chosen(loader.dataset, generator=loader.sampler.generator)
+
+
+def in_order(loader: Any) -> None:
+    loader.batch_sampler.sampler = SequentialSampler(loader.dataset)
+
+
+@pytest.mark.parametrize("change", [another_class, another_sampler, in_order])
+def test_an_order_of_another_sampler_is_not_called_secret(tmp_path: Path, change: Callable[[Any], None]) -> None:
+    made = private(mlp(), batches="shuffled")
+    with recorded(made, tmp_path, stopping="fixed") as recorder:
+        change(made.loader)
+        made.train(2)
+    assert recorder.manifest().mechanism.order is None

@@ -279,8 +279,20 @@ class Batches:
                 "optimizer.signal_skip_step: one logical step was made of several draws, in which a record may be "
                 "twice; let BatchMemoryManager split one draw instead"
             )
+        self._require_once(this, batch)
         self._current = this
         this.sizes.append(len(batch))
+
+    def _require_once(self, this: SamplerPass, batch: Any) -> None:
+        """Whatever the sampler has become meanwhile: a draw, or a pass over shuffled data, has each record once."""
+        seen = this.seen if self.sampling is Sampling.SHUFFLED else set[int]()
+        before = len(seen)
+        seen.update(batch)
+        if len(seen) < before + len(batch):
+            raise RecordingError(
+                "data_loader: the sampler drew a record more than once in one pass, or in one batch, which costs more "
+                "than it does once; leave the sampler as it was when the record began"
+            )
 
     def loader_pass_begins(self) -> LoaderPass:
         self.require_used_up()
