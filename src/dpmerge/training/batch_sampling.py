@@ -80,6 +80,7 @@ class SamplerCheck:
         self._state: int | None = None
         self._records = records
         self._secret = False
+        self._shuffles: RandomSampler | None = None  # all records, by a generator nobody knows
 
     @cached_property
     def rate(self) -> float:
@@ -103,7 +104,7 @@ class SamplerCheck:
         if self.sampling is not Sampling.SHUFFLED or type(inner) is not RandomSampler or len(inner) != self._records:
             return lambda: None
         before, self._generator, inner.generator = inner.generator, generator, generator
-        self._secret = True
+        self._secret, self._shuffles = True, inner
         self.drew()
         return partial(setattr, inner, "generator", before)
 
@@ -123,18 +124,29 @@ class SamplerCheck:
         self.drew()
         undisturbed = before is None or self._state == before
         if self._secret:  # a known order has a cost as well: it is only no longer secret
-            self._secret = undisturbed and self._sampler.sampler.generator is self._generator
+            self._secret = undisturbed and self._shuffles_alone
         elif not undisturbed:
             raise RecordingError(
                 "data_loader: the generator of the sampler was seeded, or used by something else, in the course of the "
                 "run; batches that can be predicted are not Poisson's: leave it alone"
             )
 
+    @property
+    def _shuffles_alone(self) -> bool:
+        """Whether what shuffles is what it was when it got its generator."""
+        inner = self._shuffles
+        return (
+            inner is not None
+            and self._sampler.sampler is inner
+            and type(inner) is RandomSampler
+            and inner.generator is self._generator
+            and len(inner) == self._records
+            and not inner.replacement
+        )
+
     def require_unchanged(self) -> None:
         """Refuse, when a step is taken, another rate or generator than at the start."""
-        if self._secret:
-            inner = self._sampler.sampler
-            self._secret = inner.generator is self._generator and len(inner) == self._records and not inner.replacement
+        self._secret = self._secret and self._shuffles_alone
         if self.sampling is Sampling.POISSON and (
             float(self._sampler.sample_rate) != self._rate or self._sampler.generator is not self._generator
         ):

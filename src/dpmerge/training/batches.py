@@ -103,6 +103,14 @@ class Batches:
         whole = self.steps_per_epoch
         return None if whole is None or not self._passes_known else self._begun.taken(upto, whole)
 
+    @property
+    def steps_in_one_pass(self) -> int:
+        """So many steps in a row, the one under way included, were one pass over shuffled data each; 1 if not all."""
+        whole = self.sampler.batches_per_epoch
+        if whole is None or not (self._passes_known and self._linked):
+            return 1
+        return whole if self._begun.whole_before(self._physical, whole) else 1
+
     def secret_order(self, fixed_steps: list[int]) -> OrderFacts | None:
         """What is known of the order of the records, where nobody knows or has chosen it."""
         size = self.sampler.secret_batch_size
@@ -271,8 +279,20 @@ class Batches:
                 "optimizer.signal_skip_step: one logical step was made of several draws, in which a record may be "
                 "twice; let BatchMemoryManager split one draw instead"
             )
+        self._require_once(this, batch)
         self._current = this
         this.sizes.append(len(batch))
+
+    def _require_once(self, this: SamplerPass, batch: Any) -> None:
+        """Whatever the sampler has become meanwhile: a draw, or a pass over shuffled data, has each record once."""
+        seen = this.seen if self.sampling is Sampling.SHUFFLED else set[int]()
+        before = len(seen)
+        seen.update(batch)
+        if len(seen) < before + len(batch):
+            raise RecordingError(
+                "data_loader: the sampler drew a record more than once in one pass, or in one batch, which costs more "
+                "than it does once; leave the sampler as it was when the record began"
+            )
 
     def loader_pass_begins(self) -> LoaderPass:
         self.require_used_up()

@@ -48,6 +48,11 @@ class BegunPasses:
             self._stepping = this
         self._lengths[-1] += 1
 
+    def whole_before(self, this: LoaderPass | None, whole: int) -> bool:
+        """Whether, if the next step is one of this pass, all passes before it took as many steps as a whole one."""
+        before = self._lengths[:-1] if this is self._stepping else self._lengths
+        return all(length == whole for length in filter(None, before))
+
     def not_stepped(self) -> None:
         """The last step was refused before it moved anything."""
         if self._lengths:

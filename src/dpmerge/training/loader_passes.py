@@ -22,6 +22,7 @@ class SamplerPass:
     """One pass over the sampler: how many records each of its batches has."""
 
     sizes: list[int] = field(default_factory=list)
+    seen: set[int] = field(default_factory=set)  # shuffled: which records it has drawn
     steps: int = 0
     active: bool = True
     split: bool = False  # into physical batches, by BatchMemoryManager

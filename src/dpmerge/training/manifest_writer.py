@@ -19,6 +19,7 @@ from dpmerge.terms.mechanism_schema import DpSgdFacts, HistoryFacts, SmoothnessF
 from dpmerge.training.batches import Batches
 from dpmerge.training.separate_records_check import SeparateRecordsCheck
 from dpmerge.training.step_blocks import RecordedStep, coarse_history, fits_a_manifest, fold_steps
+from dpmerge.training.step_count import RecordLosses, worse_losses
 from dpmerge.training.step_reader import StepReader
 
 
@@ -40,7 +41,7 @@ class ManifestWriter:
     fixed_steps: list[int] = field(default_factory=list)  # kept because it was settled before the first step
     verified: int = 0  # of these, how many were kept when all frozen tensors were last seen to be those of the start
     resumed: list[ResumedSegment] = field(default_factory=list)
-    losses_before: str | None = None  # what the manifest said of them when the run was resumed
+    losses_before: RecordLosses | None = None  # what the manifest said of them when the run was resumed
     may_write: Callable[[], None] = lambda: None
     history_only: bool = False  # because the manifest was, when the run was resumed
     finished: bool = False
@@ -51,13 +52,18 @@ class ManifestWriter:
         return len(self.taken)
 
     @property
-    def record_losses(self) -> str:
+    def record_losses(self) -> RecordLosses:
         """Whether each record had a loss of its own: checked, vouched or unknown."""
         found = self.separate_records.record_losses(
             linked=self.batches.linked and self.checked_elsewhere, vouched=self.vouched
         )
-        order = ("unknown", "vouched", "checked")
-        return found if self.losses_before is None else min(found, self.losses_before, key=order.index)
+        return found if self.losses_before is None else worse_losses(found, self.losses_before)
+
+    @property
+    def losses_so_far(self) -> RecordLosses:
+        """The same of the steps up to now alone: that none was looked at yet is no doubt of those there were."""
+        undoubted = not self.separate_records.doubted and self.batches.linked
+        return "checked" if undoubted else "vouched" if self.vouched else "unknown"
 
     @property
     def checked_here(self) -> bool:

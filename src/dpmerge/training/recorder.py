@@ -163,7 +163,7 @@ class Recorder:
             if tensors.seen_whole:
                 writer.verified = len(writer.saved)
             writer.write()
-            self._count.kept()
+            self._count.kept(for_good=tensors.seen_whole)
 
     def after_step(self) -> None:
         """The weights have moved: average them, and keep them if that was asked for in advance."""

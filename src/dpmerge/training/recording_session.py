@@ -151,7 +151,8 @@ class RecordingSession:
         )
         self._writer.may_write = self._count.require_own
         if segment is not None and resumed is not None and segment.lost_steps:
-            self._count.carry(resumed.count.worst)
+            # Of shuffled data they are counted as whole passes by now.
+            self._count.carry(resumed.count.worst._replace(steps_per_epoch=self._batches.steps_in_one_pass))
         self.recorder = Recorder(
             writer=self._writer,
             tensors=tensors,
@@ -210,7 +211,13 @@ class RecordingSession:
     def _settings(self) -> StepSettings:
         """What a step would be taken with now."""
         reader = self._reader
-        return StepSettings(reader.noise_multiplier(), reader.clip_norm, self._batches.sampler.rate)
+        return StepSettings(
+            reader.noise_multiplier(),
+            reader.clip_norm,
+            self._batches.sampler.rate,
+            self._batches.steps_in_one_pass,
+            self._writer.losses_so_far,
+        )
 
     def _average(
         self, decay: float | None, weights: ReferenceOptimizer, tensors: ModelTensors
@@ -251,8 +258,8 @@ class RecordingSession:
             if self._processes.writes:
                 self.recorder.folder.mkdir(parents=True, exist_ok=True)
             if self._resumed is not None:
-                self._resumed.remove_orphans()
                 self._count.take_over(self._resumed.count)
+                self._resumed.remove_orphans()
                 if self._writer.resumed[-1].unseen_steps:
                     self._writer.write()  # what somebody vouches for is kept before it is relied on
             self._count.begin()

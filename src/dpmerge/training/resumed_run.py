@@ -5,7 +5,8 @@ likes, and everything is compared with the record by digest.
 
 Guarantees: the run stays one run with one start; its steps go on counting; steps that were begun after the last
 checkpoint, by the count on disk, are composed into everything that follows, at the worst settings any had, unless
-somebody vouches that nobody saw them. Shuffled batches go on at the next whole pass: a pass begun is paid for.
+somebody vouches that nobody saw them. Shuffled batches go on at the next whole pass: a pass begun is paid for, and of
+steps lost in passes that were cut short, or drawn by another loader, each that may have been one.
 Refuses: other weights than the last checkpoint's, the optimizer's state of another run (an undeclared parent), an
 accountant that counted other steps, other names or settings, a missing count or one that is behind the record.
 """
@@ -35,7 +36,7 @@ from dpmerge.training.model_tensors import ModelTensors
 from dpmerge.training.optimizer_state import fresh_digest, state_digest
 from dpmerge.training.recording_options import RunNames, Vouched
 from dpmerge.training.step_blocks import RecordedStep, unfolded
-from dpmerge.training.step_count import COUNT_NAME, CountFile
+from dpmerge.training.step_count import COUNT_NAME, CountFile, worse_losses
 from dpmerge.training.step_reader import StepReader
 
 _ANEW = "begin a new run in a folder of its own, which names this one as its parent in ancestry="
@@ -120,10 +121,21 @@ class ResumedRun:
     def _settings(step: RecordedStep) -> tuple[float, float, float, float]:
         return step.noise_multiplier, step.clip_norm, 0.0, step.sampling_rate
 
-    def lost_steps(self, count: int) -> list[RecordedStep]:
+    def lost_steps(self, count: int, sampling: Sampling) -> list[RecordedStep]:
         """So many steps since the last checkpoint, at the worst settings that any of them had."""
         worst = self.count.worst
-        return [RecordedStep(worst.noise_multiplier, worst.clip_norm, 0.0, worst.sampling_rate, lost=True)] * count
+        rate = worst.sampling_rate if sampling is Sampling.POISSON else 1.0
+        return [RecordedStep(worst.noise_multiplier, worst.clip_norm, 0.0, rate, lost=True)] * count
+
+    def _counted(self, lost: int, steps_per_epoch: int | None) -> int:
+        """How many steps, up to the end of a pass, cost what the lost ones did."""
+        if steps_per_epoch is None:
+            return lost
+        then = self.count.steps_per_epoch
+        if steps_per_epoch not in (1, then):
+            # A pass of then may be any part of a pass of now, or the like: each costs a whole one.
+            return -self.after % steps_per_epoch + math.ceil(lost / then) * steps_per_epoch
+        return lost + -(self.after + lost) % steps_per_epoch
 
     # What must be the same
 
@@ -240,9 +252,12 @@ class ResumedRun:
         who: str | None,
     ) -> ResumedSegment:
         """The stretch that begins now. Shuffled: a pass that was begun counts whole, and a new one begins."""
-        counted = 0 if unseen else self.lost
-        if steps_per_epoch is not None:
-            counted += -(self.after + counted) % steps_per_epoch
+        if unseen and self.lost and self.manifest is None:
+            raise RecordingError(
+                'lost_steps: "unseen" is a word that stands in the manifest, and there is none, for nothing was kept; '
+                "leave it out, and they are counted"
+            )
+        counted = self._counted(0 if unseen else self.lost, steps_per_epoch)
         if unseen and self.lost and who is None:
             raise RecordingError('lost_steps: "unseen" is somebody\'s word; say whose, who=')
         left_out = self.lost if unseen else 0
@@ -265,12 +280,16 @@ class ResumedRun:
 
     def carry_on(self, writer: ManifestWriter, segment: ResumedSegment) -> None:
         """The record so far, what was lost included, is where the next step is added."""
-        writer.taken += [*self.steps, *self.lost_steps(segment.lost_steps)]
+        writer.taken += [*self.steps, *self.lost_steps(segment.lost_steps, writer.batches.sampling)]
         writer.saved += self.saved
         writer.verified = len(writer.saved)  # require_weights has compared all frozen tensors
         writer.resumed += [*((self.manifest.resumed if self.manifest else None) or []), segment]
+        known = [] if self.manifest is None else [self.manifest.record_losses or "unknown"]
+        if self.lost and not segment.unseen_steps:
+            known.append(self.count.record_losses)
+        if known:
+            writer.losses_before = worse_losses(*known)
         if self.manifest is not None:
-            writer.losses_before = self.manifest.record_losses
             writer.history_only = isinstance(self.manifest.mechanism, HistoryFacts)
 
     def facts(self, now: dict[str, Any]) -> dict[str, Any]:

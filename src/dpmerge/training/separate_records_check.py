@@ -110,6 +110,11 @@ class SeparateRecordsCheck:
         return list(self._doubts) if self._asked else [*self._doubts, "no batch with records in it was checked"]
 
     @property
+    def doubted(self) -> bool:
+        """Whether there was a batch of which nobody could say it."""
+        return bool(self._doubts)
+
+    @property
     def checked(self) -> bool:
         return not self.doubts
 

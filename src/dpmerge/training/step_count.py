@@ -1,11 +1,12 @@
 """How many steps a run has begun, on disk before each of them: `steps.json`, beside the manifest.
 
 Guarantees: whenever a process dies, the count on disk is at least the number of steps for which noise was drawn, and
-the settings beside it are no better than those of any step since the last checkpoint. Closed as it should be, the count
-is exact. Counts are reserved ahead in blocks, as long as about two hundred times what one write takes: after a kill a
-block's steps may be charged that never were. One process counts: who goes on with a run takes the file over.
+the settings beside it are no better than those of any step since the last checkpoint (the last one that cannot be
+withdrawn any more). Closed as it should be, the count is exact. Counts are reserved ahead in blocks, as long as about
+two hundred times what one write takes: after a kill a block's steps may be charged that never were. One process counts:
+who goes on with a run takes the file over.
 Refuses: files that are no such count; to count on, or to write a manifest, in a folder that another process has taken
-over. What it trusts: that nobody puts an older file back.
+over; to take over a count while another process counts on. What it trusts: that nobody puts an older file back.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple, get_args
 
 from pydantic import Field
 
@@ -32,19 +33,34 @@ _WRITING_SHARE = 0.005
 _LONGEST_BLOCK = 1_000
 
 
+RecordLosses = Literal["unknown", "vouched", "checked"]
+"""Whether each record had a loss of its own, the worst first."""
+
+
+def worse_losses(*known: RecordLosses) -> RecordLosses:
+    return min(known, key=get_args(RecordLosses).index)
+
+
 class StepSettings(NamedTuple):
     """What a step's cost depends on."""
 
     noise_multiplier: float
     clip_norm: float
     sampling_rate: float
+    steps_per_epoch: int = 1  # so many of them, in a row, are one pass over shuffled data; of other data each is one
+    record_losses: RecordLosses = "unknown"
 
     def worse(self, other: StepSettings | None) -> StepSettings:
-        """What is no better than either: less noise, more of the data."""
+        """What is no better than either: less noise, more of the data, more passes, less known of the losses."""
         if other is None:
             return self
-        noise, norms, rates = zip(self, other, strict=True)
-        return StepSettings(min(noise), max(norms), max(rates))
+        return StepSettings(
+            noise_multiplier=min(self.noise_multiplier, other.noise_multiplier),
+            clip_norm=max(self.clip_norm, other.clip_norm),
+            sampling_rate=max(self.sampling_rate, other.sampling_rate),
+            steps_per_epoch=min(self.steps_per_epoch, other.steps_per_epoch),
+            record_losses=worse_losses(self.record_losses, other.record_losses),
+        )
 
 
 class CountFile(Strict):
@@ -58,6 +74,10 @@ class CountFile(Strict):
     noise_multiplier: NonNegative = Field(description="a finite number ≥ 0: the smallest")
     clip_norm: Positive = Field(description="a finite number > 0")
     sampling_rate: Annotated[float, Field(gt=0, le=1)] = Field(description="a number in (0, 1]: the largest")
+    steps_per_epoch: Annotated[int, Field(ge=1)] = Field(
+        description="an integer ≥ 1: so many were one pass over shuffled data; 1 of others, or if they were not"
+    )
+    record_losses: RecordLosses = Field(description="`checked`, `vouched` or `unknown`, as in the manifest: the worst")
 
     @classmethod
     def read(cls, folder: Path) -> CountFile | None:
@@ -76,7 +96,9 @@ class CountFile(Strict):
     @property
     def worst(self) -> StepSettings:
         """No step since the last checkpoint had worse settings."""
-        return StepSettings(self.noise_multiplier, self.clip_norm, self.sampling_rate)
+        return StepSettings(
+            self.noise_multiplier, self.clip_norm, self.sampling_rate, self.steps_per_epoch, self.record_losses
+        )
 
 
 class StepCount:
@@ -112,9 +134,12 @@ class StepCount:
         """Steps before this process, since the last checkpoint, were taken with these settings."""
         self._worst = lost.worse(self._worst)
 
-    def kept(self) -> None:
-        """A checkpoint is on disk, and the manifest says so: what counts from now on is what comes after it."""
-        self._worst, self._leaves_something = None, True
+    def kept(self, *, for_good: bool = True) -> None:
+        """A checkpoint is on disk, and the manifest says so: what counts from now on is what comes after it, unless it
+        may be withdrawn yet."""
+        self._leaves_something = True
+        if for_good:
+            self._worst = None
 
     def drawing(self) -> None:
         """A batch is about to be drawn: that one more step may be begun is on disk."""
@@ -147,6 +172,10 @@ class StepCount:
 
     def take_over(self, found: CountFile) -> None:
         """The process that counted before is at its end, and if it is not it finds out at its next count."""
+        if CountFile.read(self._path.parent) != found:
+            raise RecordingError(
+                f"directory: another process counts steps in {self._path.parent} just now; end it, then resume"
+            )
         mine = found.model_copy(update={"process": self._process})
         write_atomically(self._path, (json.dumps(mine.document()) + "\n").encode())
 
@@ -190,6 +219,8 @@ class StepCount:
             noise_multiplier=worst.noise_multiplier,
             clip_norm=worst.clip_norm,
             sampling_rate=worst.sampling_rate,
+            steps_per_epoch=worst.steps_per_epoch,
+            record_losses=worst.record_losses,
         )
         self._written = worst
         write_atomically(self._path, (json.dumps(content.document()) + "\n").encode())
