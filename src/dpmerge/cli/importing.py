@@ -162,7 +162,7 @@ def _print_runs(checks: list[ManifestCheck], delta: float, grouped: list[str]) -
 
     from dpmerge.accounting.rounding import format_up
 
-    table = Table("run", f"ε at δ = {delta:g}", "can be", "not covered, and why", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table("run", f"ε at δ = {delta:g}", "can be", "not covered by", box=box.SIMPLE_HEAD, pad_edge=False)
     for check in checks:
         assert check.manifest is not None, "what is not valid is not written"
         if check.cost.reason:
@@ -172,7 +172,7 @@ def _print_runs(checks: list[ManifestCheck], delta: float, grouped: list[str]) -
         for each in check.theorems:
             if not each.certifies:
                 lacking.setdefault(each.words()[0], []).append(each.theorem)
-        why = "\n".join(f"{', '.join(theorems)}: {words}" for words, theorems in lacking.items())
+        why = "\n".join(f"{', '.join(theorems)}: needs {words}" for words, theorems in lacking.items())
         alone = check.manifest.run in grouped
         able = "drawn once\n(random selection)" if alone else "drawn (random selection),\nreleased jointly"
         table.add_row(check.manifest.run, format_up(check.cost.epsilon), able, why)

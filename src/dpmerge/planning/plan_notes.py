@@ -37,8 +37,9 @@ def _doubtful_averages(plan: Plan) -> Iterator[str]:
             doubtful |= {run.id: run for run in unreasoned(together)}
     if doubtful:
         yield (
-            f"It averages {_named(list(doubtful.values()))}, trained apart from a random start: such an average can be "
-            "far worse than each model in it. Compare them on public data, or use --method auto."
+            f"It averages {_named(list(doubtful.values()))}: of adapters, and of networks trained apart from a random "
+            "start, an average can be far worse than each model in it. Compare them on public data, or use --method "
+            "auto."
         )
 
 
@@ -58,8 +59,8 @@ def _averages_left_out(plan: Plan) -> Iterator[str]:
     if not left_out:
         return
     unknown = [run for run in left_out if model_kind(run) is None]
-    words = f"Averages of {_named(left_out)} were not considered: of networks that did not start from one public "
-    words += "checkpoint, trained on as a whole, they can be worse than each of them (docs/usefulness.md)."
+    words = f"Averages of {_named(left_out)} were not considered: they can be worse than each of them, unless models "
+    words += "are linear or smooth, or trained on as a whole from one public checkpoint (docs/usefulness.md)."
     if unknown:
         words += f" If these models are linear or smooth, say so in the manifest's field `model` ({STATE_IT});"
     yield f"{words}{' otherwise' if unknown else ''} --method mix averages all the same."

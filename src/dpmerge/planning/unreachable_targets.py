@@ -22,7 +22,7 @@ def nothing_scored(objective: str, *, predicts_noise: bool) -> InvalidInputError
     """The objective knows nothing of any candidate."""
     accepted = "an objective that knows these checkpoints"
     if predicts_noise:
-        accepted = "saturate, prior or public_evaluation: nobody recorded the rates and noise of these runs"
+        accepted = "saturate, prior or public_evaluation: noise, the default, needs rates, which nobody recorded"
     return InvalidInputError("objective", objective, accepted)
 
 

@@ -62,7 +62,7 @@ QUESTIONS = (
     Question("dataset", "a name for the private data, yours; never a digest of it"),
     Question(
         "adjacency",
-        "which data sets are neighbours: with one record exchanged, or with one more or less",
+        "which data sets are neighbours: with one record exchanged, one more or less, or one emptied",
         tuple(adjacency.value for adjacency in Adjacency),
     ),
     Question(
@@ -98,8 +98,8 @@ QUESTIONS = (
     ),
     Question(
         "noise_source",
-        "where the noise came from: the operating system, or a generator with a seed (torch.manual_seed); of unknown "
-        "noise a run is never counted as independent of another",
+        "where the noise came from: the operating system, or a generator with a seed (torch.manual_seed; Hugging "
+        "Face's Trainer sets 42 by itself); of unknown noise a run is never counted as independent of another",
         get_args(NoiseSource),
     ),
     Question("noise_seed", "the seed", kind=int, needed=lambda said: said["noise_source"] == "seeded"),

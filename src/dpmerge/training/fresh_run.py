@@ -23,7 +23,8 @@ def require_fresh(optimizer: DPOptimizer, folder: Path) -> None:
     kept = any(any(folder.glob(pattern)) for pattern in ("*.safetensors", "step-*/*.safetensors"))
     if kept or (folder / MANIFEST_NAME).exists():
         problem = f"directory: {folder} holds a {MANIFEST_NAME} or checkpoints, and a record is never overwritten"
-        raise InvalidInputError("directory", str(folder), "name another folder", problem=problem)
+        remedy = "name another folder, or say resume=True to go on with the run in it"
+        raise InvalidInputError("directory", str(folder), remedy, problem=problem)
     if (folder / COUNT_NAME).exists():
         problem = f"directory: {folder} holds the {COUNT_NAME} of a run that was killed before its first checkpoint"
         remedy = "name another folder, or say resume=True, which counts the steps it took"
