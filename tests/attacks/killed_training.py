@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 warnings.simplefilter("ignore")
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch  # noqa: E402
 from opacus.optimizers import DPOptimizer  # noqa: E402

@@ -208,8 +208,8 @@ class TestNoiseThatIsNotOnTheWeights:
         assert Plan.load(file, self.portfolio()).terms.candidates[0].theorem == "last_step"
 
     def test_tests_notice_when_unstated_noise_is_taken_to_be_on_the_weights(self, tmp_path: Path) -> None:
-        def as_stated(self: Manifest, parent: Any) -> Any:
-            return self.statement.mechanism_from(Adjacency(self.adjacency), parent)
+        def as_stated(self: Manifest, parent: Any, noise_group: str | None = None) -> Any:
+            return self.statement.mechanism_from(Adjacency(self.adjacency), parent, noise_group)
 
         must_notice(self.attack, tmp_path, Manifest, "mechanism_from", as_stated)
 

@@ -126,7 +126,7 @@ def test_a_template_names_every_field_a_person_can_state(kind: str) -> None:
     text = manifest_template(kind)
     elsewhere |= {"order", "secret", "batch_size", "fixed_steps"}  # the recorder's word alone
     trained = {"stopping", "schedule", "record_losses"}
-    recorders = ("start_sample", "amended", "metrics", "resumed", "averages", "optimizer_state")
+    recorders = ("start_sample", "amended", "metrics", "resumed", "averages", "optimizer_state", "public_files")
 
     def named(model: type[Strict]) -> set[str]:
         names = set[str]()

@@ -18,7 +18,6 @@ from dpmerge.accounting.premises import NULL_RECORD
 from dpmerge.cli import app
 from dpmerge.errors import ManifestError, MixedPortfolioError, NoGuaranteeError
 from dpmerge.portfolio.manifest import Manifest
-from dpmerge.portfolio.opacus_history import import_opacus
 
 DELTA = 1e-5
 DRAFT = """
@@ -121,15 +120,22 @@ def test_a_certificate_of_replace_one_is_not_forged_into_one_of_zero_out(tmp_pat
 def test_full_batches_and_histories_cost_one_clip_norm(tmp_path: Path) -> None:
     folder = written(tmp_path, "a", sampling="full_batch", rate="1")
     assert Manifest.read(folder / "privacy.json").mechanism_from(None).profile() == GaussianProfile(np.sqrt(20) / 4)
-    (tmp_path / "history.json").write_text('{"history": [[4.0, 0.1, 20]]}')
-    stated = dict(run="old", dataset="adult", noise_source="os_entropy", start="random", size=400)
-    imported = import_opacus(
-        tmp_path / "history.json",
-        out=tmp_path,
+    old = tmp_path / "old"
+    old.mkdir()
+    (old / "history.json").write_text('{"history": [[4.0, 0.1, 20]]}')
+    save_file({"w": np.zeros(3, dtype=np.float32)}, old / "model.safetensors")
+    dpm.import_models(
+        [old],
+        dataset="adult",
+        size=400,
         adjacency="zero_out",
         sampling="poisson",
-        **stated,  # type: ignore[arg-type]
+        public_divisor=True,
+        noise_source="os_entropy",
+        start="random",
+        who="Ann",
     )
+    imported = Manifest.read(old / "privacy.json")
     sampled = Manifest.read(written(tmp_path, "b") / "privacy.json").mechanism_from(None).profile()
     assert imported.dataset.size == 400
     assert imported.mechanism_from(None).profile().epsilon(DELTA) == sampled.epsilon(DELTA)
