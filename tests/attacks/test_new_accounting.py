@@ -41,6 +41,7 @@ from dpmerge.planning.plan_file import read_plan
 from dpmerge.portfolio.inspection import inspect
 from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.releasing.prepare import prepare
+from dpmerge.releasing.verifying import verify
 from dpmerge.terms.run_record import RunRecord
 from ledger.releases import first, request, run, seeded
 from portfolio.portfolios import BLOCK, DP_SGD, INITIAL, manifest, model, write_run
@@ -320,3 +321,20 @@ def test_noise_on_one_tensor_hides_nothing_in_another(unlike: Path, tmp_path: Pa
     (tmp_path / "plan.json").write_text(json.dumps(forged))
     with pytest.raises(NotCombinableError, match="the noise of one does not hide the step of the other"):
         read_plan(tmp_path / "plan.json", portfolio)
+
+
+def test_a_certificate_that_counts_on_it_does_not_fit_the_portfolio(
+    unlike: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one made before this was known."""
+    with monkeypatch.context() as before:
+        for module in ("planning.plan.differently_trained", "portfolio.trained_tensors.differently_trained"):
+            before.setattr(f"dpmerge.{module}", lambda runs: None)
+        portfolio = Portfolio.load(unlike, allow=("different_frozen_tensors",))
+        plan = prepare(
+            portfolio, epsilon=1.0, delta=DELTA, weights={"x@1": 0.9, "y@1": 0.1}, theorem="last_step", final=True
+        )
+        dpm.release(plan, out=tmp_path / "out", final=True)
+    checked = verify(tmp_path / "out", portfolio=portfolio)
+    assert not checked.verified
+    assert "last_step does not cover 0.9 × x@1 + 0.1 × y@1" in str(checked.problems)
