@@ -17,7 +17,7 @@ import math
 from functools import lru_cache
 
 import numpy as np
-from scipy.special import logsumexp, ndtr
+from scipy.special import log_ndtr, logsumexp
 
 from dpmerge.accounting.discretised_step import TAIL_DEVIATIONS, LossPmf, connected_dots
 from dpmerge.accounting.gaussian import gaussian_delta
@@ -89,7 +89,7 @@ class _Mixture:
         loss, each = self._loss(x)
         delta = gaussian_delta(self._shifts, each) @ self._probabilities
         # What the half-line beyond x gives at ε itself, where x is not quite the place of it.
-        delta = delta + np.exp(epsilon) * np.expm1(loss - epsilon) * ndtr(-x)
+        delta = delta + np.exp(epsilon + log_ndtr(-x)) * np.expm1(loss - epsilon)
         return np.asarray(np.where(epsilon <= self._losses[0], -np.expm1(np.minimum(epsilon, 0.0)), delta))
 
     def _addition(self, epsilon: Array) -> Array:
@@ -97,8 +97,8 @@ class _Mixture:
         loss, each = self._loss(x)
         weights = np.exp(each + self._logarithms - loss[..., np.newaxis])
         delta = (weights * gaussian_delta(self._shifts, -each)).sum(axis=-1)
-        drawn = ndtr(np.subtract.outer(x, self._shifts)) @ self._probabilities
-        delta = delta + np.exp(epsilon) * np.expm1(-loss - epsilon) * drawn
+        drawn = logsumexp(log_ndtr(np.subtract.outer(x, self._shifts)) + self._logarithms, axis=-1)
+        delta = delta + np.exp(epsilon + drawn) * np.expm1(-loss - epsilon)
         return np.asarray(np.where(-epsilon <= self._losses[0], np.maximum(delta, 0.0), delta))
 
 

@@ -5,7 +5,7 @@ together nobody knows. Whichever is drawn, nothing of the group was seen before 
 it composes with everything else as one mechanism with the cost of the draw (docs/theory.md: several releases).
 
 Guarantees: runs with one mark are one group, whatever their terms or names say; a candidate exposes one run of it; a
-group of which anything was seen is closed, run by run, in every scope of the data.
+group of which anything was seen is closed, run by run, in every scope of the ledger, of other data too.
 Refuses (NoGuaranteeError, RunsLockedError, CapExceededError): anything else, naming the runs.
 """
 
@@ -41,9 +41,9 @@ def require_own_noise(state: State, scope: BudgetScope, runs: Iterable[Stated]) 
     """Refuse a run that shares its seed with one that is known already, and is not part of the same release."""
     stated = list(runs)
     ours = {identity for identity, _, _ in stated}
+    # Of other data too: what was released of it tells its noise to who knows it, and so takes the noise off this.
     for other in state.scopes.values():
-        if other.scope.dataset == scope.dataset:
-            require_no_known_seed(other, stated, ours, everything=other.scope == scope)
+        require_no_known_seed(other, stated, ours, everything=other.scope == scope)
 
 
 def require_no_known_seed(

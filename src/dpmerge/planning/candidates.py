@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from dpmerge.accounting.combination import THEOREMS, Bound, LinearCombination, tightest
+from dpmerge.accounting.combination import Bound, LinearCombination, tightest
 from dpmerge.accounting.exposure import Exposure
 from dpmerge.accounting.mechanisms import DpSgd
 from dpmerge.accounting.profile import PrivacyProfile
@@ -19,6 +19,7 @@ from dpmerge.accounting.rounding import json_number
 from dpmerge.errors import InvalidInputError, NoGuaranteeError
 from dpmerge.planning.noise_prediction import is_relative, noise_to_signal
 from dpmerge.portfolio.portfolio import Portfolio
+from dpmerge.portfolio.trained_tensors import of_the_same_tensors
 from dpmerge.terms.recipe import Recipe
 from dpmerge.terms.theorems import NAMED, Theorem
 
@@ -112,11 +113,11 @@ def candidate(portfolio: Portfolio, recipe: Recipe, *, delta: float, theorem: As
     require_theorem(theorem)
     combination = linear_combination(portfolio, recipe)
     if theorem == "auto":
-        bounds = [ask(combination) for ask in THEOREMS.values()]
+        bounds = [bound_of(portfolio, recipe, each) for each in Theorem]
         best = tightest(bounds, delta)
         bound = best[0] if best is not None else None
     else:
-        bounds = [THEOREMS[theorem](combination)]
+        bounds = [bound_of(portfolio, recipe, Theorem(theorem))]
         bound = bounds[0]
         if bound.profile is None or not (bound.certifies or theorem == "merged_trajectory"):
             bound = None
@@ -148,8 +149,13 @@ def linear_combination(portfolio: Portfolio, recipe: Recipe) -> LinearCombinatio
 
 def covered(portfolio: Portfolio, names: Sequence[str], theorem: AskedTheorem) -> Bound:
     """The theorem's word on the plain average of some checkpoints; its premises do not depend on the weights."""
-    recipe = Recipe.of({name: 1 / len(names) for name in names})
-    return THEOREMS[theorem](linear_combination(portfolio, recipe))
+    return bound_of(portfolio, Recipe.of({name: 1 / len(names) for name in names}), Theorem(theorem))
+
+
+def bound_of(portfolio: Portfolio, recipe: Recipe, theorem: Theorem) -> Bound:
+    """What a theorem says of a recipe: nothing sharper than joint release of runs that trained different tensors."""
+    runs = dict.fromkeys(portfolio.run(portfolio.saved(name).run) for name in recipe.names)
+    return of_the_same_tensors(theorem.bound(linear_combination(portfolio, recipe)), list(runs))
 
 
 def _shortcoming(bound: Bound) -> str:

@@ -22,6 +22,7 @@ from dpmerge.planning.analysis import Accounting
 from dpmerge.planning.candidates import Candidate
 from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.portfolio.portfolio_caveats import caveats
+from dpmerge.portfolio.trained_tensors import differently_trained
 from dpmerge.terms.candidate_terms import CandidateTerms, Choice, ChoicePremise, Validation
 from dpmerge.terms.caveats import Caveat, release_caveats
 from dpmerge.terms.guarantee import Guarantee
@@ -343,6 +344,8 @@ def require_current(portfolio: Portfolio, terms: ReleaseTerms, target: Guarantee
     for candidate in terms.candidates:
         runs = list(dict.fromkeys(portfolio.run(part.run) for part in candidate.parts))
         portfolio.require_combinable(runs)
+        if candidate.is_final and (reason := differently_trained(runs)) is not None:
+            raise reason
         for part in candidate.parts:
             portfolio.saved(str(part.checkpoint))
     groups = groups_among({record.run: portfolio.run(record.run).mechanism for record in terms.runs})

@@ -14,20 +14,21 @@ from itertools import combinations, islice
 
 import numpy as np
 
-from dpmerge.accounting.combination import Bound, last_step
+from dpmerge.accounting.combination import Bound
 from dpmerge.accounting.exposure import Exposure
 from dpmerge.accounting.premises import MOST_SAMPLED_LAST_STEPS
 from dpmerge.accounting.profile import PrivacyProfile
 from dpmerge.accounting.validation import Array
 from dpmerge.errors import NoGuaranteeError
 from dpmerge.planning.candidate_arrays import CandidateBatch
-from dpmerge.planning.candidates import covered, linear_combination
+from dpmerge.planning.candidates import bound_of, covered
 from dpmerge.planning.feasible_weights import lattice
 from dpmerge.planning.noise_prediction import precision_weights
 from dpmerge.planning.pareto_front import ParetoFront
 from dpmerge.planning.usable_checkpoints import UsableCheckpoint, UsableCheckpoints
 from dpmerge.planning.weight_search import WORTH_LOCKING, Face, around
 from dpmerge.terms.recipe import Recipe
+from dpmerge.terms.theorems import Theorem
 
 FEW_STEPS = 32
 """A last step then is worth one or two percent of ε."""
@@ -86,7 +87,7 @@ def _rows(face: Face) -> Iterator[Array]:
 
 def _price(usable: UsableCheckpoints, face: Face, row: Array) -> PrivacyProfile | None:
     recipe = Recipe.of(zip([checkpoint.name for checkpoint in face], row.tolist(), strict=True))
-    bound = last_step(linear_combination(usable.portfolio, recipe))
+    bound = bound_of(usable.portfolio, recipe, Theorem.LAST_STEP)
     return bound.profile if bound.certifies else None
 
 

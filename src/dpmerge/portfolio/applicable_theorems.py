@@ -29,6 +29,7 @@ REMEDIES = {
     "no_step_lost_on_the_way": "only checkpoints from before the run was broken off have it",
     "sgd_without_momentum": "state kind dp_sgd with its optimizer; SGD without momentum has it",
     "flat_clipping": "state kind dp_sgd with flat_clipping true, if one norm was clipped over all trained tensors",
+    "same_tensors_trained": "average runs that trained the same tensors",
     "smoothness_known": "state smoothness, if the model is linear and its features are bounded",
     "features_bounded": "state smoothness.feature_bound",
     "number_of_records_bounded": "state smoothness.records, a public bound",

@@ -28,6 +28,7 @@ from dpmerge.errors import InvalidInputError, NoGuaranteeError
 from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.portfolio.portfolio_caveats import caveats
 from dpmerge.portfolio.recorded_runs import Run, SavedCheckpoint
+from dpmerge.portfolio.trained_tensors import of_the_same_tensors
 from dpmerge.terms.caveats import Caveat
 from dpmerge.terms.checkpoint_reference import CheckpointReference
 from dpmerge.terms.portfolio_facts import Allowance
@@ -217,7 +218,8 @@ def _ask(portfolio: Portfolio, theorem: str, runs: Sequence[Run], checkpoints: S
     """The theorem's word on the plain average; its premises do not depend on the weights."""
     weights = [1 / len(checkpoints)] * len(checkpoints)
     voucher = portfolio.affine_voucher(runs)
-    return THEOREMS[theorem](LinearCombination(checkpoints=checkpoints, weights=weights, shared_affine=voucher))
+    average = LinearCombination(checkpoints=checkpoints, weights=weights, shared_affine=voucher)
+    return of_the_same_tensors(THEOREMS[theorem](average), runs)
 
 
 def _failing(bound: Bound) -> tuple[Premise, ...]:

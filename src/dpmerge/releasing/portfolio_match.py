@@ -18,6 +18,7 @@ from dpmerge.errors import InvalidInputError
 from dpmerge.files import file_digest
 from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.portfolio.recorded_runs import SavedCheckpoint
+from dpmerge.portfolio.trained_tensors import differently_trained
 from dpmerge.releasing.commitment_salt import checkpoint_commitment, salt_of
 from dpmerge.releasing.settings import portfolio_facts
 from dpmerge.terms.noise_groups import groups_among
@@ -37,6 +38,10 @@ def provenance(certificate: Certificate, declared: Predicate, portfolio: Portfol
             wrong.append(f"run {stated.run} is not in the portfolio")
         elif known[stated.run].manifest.statement != stated:
             wrong.append(f"the manifest of {stated.run} says something else")
+    for candidate in terms.candidates:
+        runs = [known[run] for run in dict.fromkeys(part.run for part in candidate.parts) if run in known]
+        if candidate.is_final and (reason := differently_trained(runs)) is not None:
+            wrong.append(f"{candidate.theorem} does not cover {candidate.recipe}: {reason.problem}")
     stated_groups = [group for group in terms.noise_groups or () if len(group) > 1]
     found = groups_among({each.run: known[each.run].mechanism for each in terms.runs if each.run in known})
     if stated_groups != [group for group in found or () if len(group) > 1]:

@@ -133,10 +133,11 @@ class RunRecord(Strict):
     def stop_fixed(self) -> bool:
         """Whether the run stopped where it was settled beforehand, as far as the recorder can tell.
 
-        Stopping by public data is not enough: that looks at the weights, which depend on the order of the records.
+        Stopping by public data is not enough: that looks at the weights, which depend on the order of the records. Nor
+        is it settled where a run was broken off and went on: that may have waited for a record to come.
         """
         recorded = self.recorded_by.how == "recorder" and self.noise.source == "os_entropy"
-        return recorded and self.finished and self.stopping == "fixed"
+        return recorded and self.finished and self.stopping == "fixed" and self.resumed is None
 
     def mechanism_from(
         self, adjacency: Adjacency, parent: Checkpoint | None, noise_group: str | None = None
