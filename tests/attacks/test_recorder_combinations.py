@@ -16,8 +16,8 @@ from dpmerge.errors import RecordingError
 from dpmerge.portfolio import Portfolio
 from dpmerge.training import frozen_tensors, step_count
 from dpmerge.training.resumed_run import ResumedRun
-from training.loops import QUIET, Private, data, loader_of, mlp, private, recorded, refusing, started
-from training.resuming import counted, document, gaussian_mu, rebuilt
+from training.loops import QUIET, Private, data, loader_of, mlp, private, recorded, refused_at_once, refusing, started
+from training.resuming import counted, document, finished_run, gaussian_mu, rebuilt
 
 pytestmark = [pytest.mark.filterwarnings(rule) for rule in QUIET]
 
@@ -212,6 +212,17 @@ def test_a_process_that_counts_on_while_another_takes_over_is_noticed(tmp_path: 
             started(again, folder, resume=True)
     first.close(KeyboardInterrupt())
     assert document(folder)["checkpoints"][-1]["step"] == counted(folder)
+
+
+# Averages
+
+
+def test_an_average_that_is_missing_is_refused_by_name(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    finished_run(folder, 2, ema=0.9)
+    (folder / "step-2.ema.safetensors").unlink()
+    refused_at_once(rebuilt(folder), folder, "is not the average that the record kept", resume=True, ema=0.9)
+    assert counted(folder) == 2
 
 
 # Samplers changed in mid-run

@@ -99,9 +99,10 @@ def independent_noise(support: Sequence[Checkpoint]) -> Premise:
 
 def common_premises(support: Sequence[Checkpoint]) -> list[Premise]:
     """What every theorem about several runs rests on."""
-    premises = [independent_noise(support), *null_record(support)]
-    vouched = [c for c in support if isinstance(c.run, AccountantHistory) and c.run.public_divisor]
-    if vouched or any(c.run.adjacency is Adjacency.ADD_REMOVE and isinstance(c.run, DpSgd) for c in support):
+    seen = [*support, *(ancestor for checkpoint in support for ancestor in checkpoint.ancestors)]
+    premises = [independent_noise(support), *null_record(seen)]
+    vouched = [c for c in seen if isinstance(c.run, AccountantHistory) and c.run.public_divisor]
+    if vouched or any(c.run.adjacency is Adjacency.ADD_REMOVE and isinstance(c.run, DpSgd) for c in seen):
         # Dividing by the true number of records would make both the shift and the noise depend on the record.
         premises.append(Premise("public_divisor", True, _records(support)))
     return premises

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from dpmerge.errors import InvalidInputError, RecordingError
-from dpmerge.files import file_digest
+from dpmerge.files import file_digest, is_file
 from dpmerge.portfolio.manifest import SavedAs
 from dpmerge.portfolio.manifest_parts import SavedAverage
 from dpmerge.training.model_tensors import ModelTensors
@@ -71,7 +71,7 @@ class ExponentialAverage:
                 "leave ema out"
             )
         file = folder / kept.files[0].name
-        if len(kept.files) != 1 or file_digest(file) != kept.files[0].sha256:
+        if len(kept.files) != 1 or not is_file(file) or file_digest(file) != kept.files[0].sha256:
             raise RecordingError(
                 f"directory: {file} is not the average that the record kept after step {saved.step}; put it back, or "
                 "leave ema out"
