@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from opacus.optimizers import DPOptimizer
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from dpmerge.errors import RecordingError
 from dpmerge.training.forward_replay import ForwardReplay, UndecidedError, differentiable, relative_distance
@@ -46,6 +47,7 @@ class PerSampleGradientCheck:
     ) -> None:
         self._module, self._ghost = module, ghost
         self._inputs = inputs
+        self._sharded = isinstance(module, FSDPModule)
         self._replay = ForwardReplay(model, module, optimizer, inputs)
         self._mean = optimizer.loss_reduction == "mean"
         self._left = FIRST_QUESTIONS
@@ -83,6 +85,8 @@ class PerSampleGradientCheck:
         self._begun += self._passes == 1
         # Often at first: where weights start at zero, the first steps say little.
         early = self._begun & (self._begun - 1) == 0
+        if self._sharded:
+            return
         if self._passes == 1 and (self._left or early or secrets.randbelow(ASK_ABOUT_EVERY) == 0):
             self._replay.remember(args, kwargs)
 
@@ -102,6 +106,8 @@ class PerSampleGradientCheck:
 
     def check(self, rows: int, graph: LossGraph | None) -> bool:
         """Refuse a gradient that is not its record's own; False if this batch is not asked about."""
+        if self._sharded and rows:
+            raise UndecidedError("the model is in shards, so that no process can run a record again by itself")
         if rows == 0 or (not self.asking and not self._left):
             return False
         self._left = max(0, self._left - 1) if rows == 1 else 0
