@@ -131,7 +131,7 @@ def gradients_added_to(made: Private) -> None:
 
     def extra() -> None:
         for parameter in made.optimizer.params:
-            parameter.grad._local_tensor.data.add_(0.01)  # type: ignore[union-attr]
+            parameter.grad._local_tensor.data.add_(1.0)  # type: ignore[union-attr]
 
     _after(made, "backward", extra)
 

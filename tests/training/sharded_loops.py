@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from opacus.utils.fsdp_utils import FSDP2Wrapper
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from dpmerge.training import sharded_processes
@@ -144,6 +145,15 @@ def with_a_whole_tensor(_: int, folder: Path) -> None:
     torch.manual_seed(42)
     model = mlp()
     fully_shard(model, ignored_params={model[0].bias})
+    with recorded(private(model, mode="ghost_fsdp"), folder):
+        pass
+
+
+def on_a_mesh_of_copies(_: int, folder: Path) -> None:
+    """HSDP: several ranks hold the same rows."""
+    torch.manual_seed(42)
+    model = mlp()
+    fully_shard(model, mesh=init_device_mesh("cpu", (2, 1), mesh_dim_names=("copies", "shards")))
     with recorded(private(model, mode="ghost_fsdp"), folder):
         pass
 

@@ -164,6 +164,10 @@ def test_a_tensor_that_every_rank_holds_is_refused(tmp_path: Path) -> None:
     refused(on_ranks(2, loops.with_a_whole_tensor, tmp_path / "run"), "model.0.bias: not cut along its first dimension")
 
 
+def test_shards_that_several_ranks_hold_are_refused(tmp_path: Path) -> None:
+    refused(on_ranks(2, loops.on_a_mesh_of_copies, tmp_path / "run"), "so that several of them hold it")
+
+
 def test_tied_layers_are_refused(tmp_path: Path) -> None:
     text = "model.1.weight: the same parameter as model.0.weight"
     refused(on_ranks(2, loops.with_tied_layers, tmp_path / "run"), text)

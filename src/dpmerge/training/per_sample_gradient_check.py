@@ -6,7 +6,8 @@ record's outputs are the same among other records, and the gradient clipped as i
 is the gradient of those outputs under the loss's own derivative. A model that returns its loss is asked for the loss of
 two parts of the batch, which must add up (returned_loss_check).
 Refuses models that mix records, layers whose gradients are those of time steps.
-Says that it cannot be told (`UndecidedError`) where outputs are not one a record, or a pass cannot be repeated.
+Says that it cannot be told (`UndecidedError`) where outputs are not one a record, or a pass cannot be repeated,
+as that of a model in shards, which all processes run together.
 """
 
 from __future__ import annotations
