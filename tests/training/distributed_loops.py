@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from opacus.utils.fsdp_utils import FSDP2Wrapper
 from opacus.utils.uniform_sampler import DistributedUniformWithReplacementSampler
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -140,19 +139,6 @@ def in_torchs_wrapper(_: int, folder: Path, mode: str) -> int:
     with recorded(made, folder) as recorder:
         made.train(6)
     return recorder.steps
-
-
-def in_shards(_: int, folder: Path) -> None:
-    """FSDP2: Opacus' own loop runs on CPUs; the recorder refuses it by name."""
-    torch.manual_seed(42)
-    made = private(FSDP2Wrapper(mlp()), mode="ghost_fsdp")
-    for inputs, targets in made.loader:
-        made.optimizer.zero_grad()
-        made.criterion(made.model(inputs), targets).backward()
-        made.optimizer.step()
-    fresh = private(FSDP2Wrapper(mlp()), mode="ghost_fsdp")
-    with recorded(fresh, folder):
-        fresh.train(1)
 
 
 def with_secure_mode(_: int, folder: Path) -> None:

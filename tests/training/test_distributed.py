@@ -225,10 +225,6 @@ def test_layers_that_are_clipped_apart_are_refused(tmp_path: Path) -> None:
     refused(on_ranks(2, loops.per_layer, tmp_path / "run"), "SimpleDistributedPerLayerOptimizer")
 
 
-def test_a_model_in_shards_is_refused_though_opacus_trains_it(tmp_path: Path) -> None:
-    refused(on_ranks(2, loops.in_shards, tmp_path / "run"), "FSDPOptimizerFastGradientClipping")
-
-
 def test_streams_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
     refused(on_ranks(2, loops.with_secure_mode, tmp_path / "run"), "secure_mode on several processes")
 

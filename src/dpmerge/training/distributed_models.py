@@ -1,7 +1,7 @@
 """Which of the ways in which Opacus trains on several processes are recorded, and the model within them.
 
 Guarantees: the tensors of a run on several processes have the names they have on one.
-Refuses, by name: layers clipped apart, shards (FSDP2), torch's own DistributedDataParallel under ghost clipping,
+Refuses, by name: layers clipped apart, torch's own DistributedDataParallel under ghost clipping,
 secure_mode, whose streams nobody can compare.
 """
 
@@ -11,7 +11,6 @@ from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
 from opacus.optimizers import (
     DistributedDPOptimizer,
     DPOptimizer,
-    FSDPOptimizerFastGradientClipping,
     SimpleDistributedPerLayerOptimizer,
 )
 from opacus.optimizers.ddpoptimizer_fast_gradient_clipping import DistributedDPOptimizerFastGradientClipping
@@ -21,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dpmerge.errors import RecordingError
 from dpmerge.training.half_precision import HALF
+from dpmerge.training.sharded_models import SHARDED, require_shards
 
 DISTRIBUTED = (DistributedDPOptimizer, DistributedDPOptimizerFastGradientClipping)
 """Optimizers for several processes that are recorded."""
@@ -33,11 +33,6 @@ def require_recordable(optimizer: DPOptimizer) -> None:
         raise RecordingError(
             "optimizer: a SimpleDistributedPerLayerOptimizer, whose layers are clipped and summed over the ranks one "
             'by one in backward(); use clipping="flat" with DifferentiallyPrivateDistributedDataParallel'
-        )
-    if isinstance(optimizer, FSDPOptimizerFastGradientClipping):
-        raise RecordingError(
-            "optimizer: an FSDPOptimizerFastGradientClipping; of a model in shards no rank sees a whole gradient or "
-            "the whole noise, so neither is checked: use DifferentiallyPrivateDistributedDataParallel, or one process"
         )
 
 
@@ -55,6 +50,9 @@ def plain_module(module: nn.Module, optimizer: DPOptimizer, *, several: bool) ->
             "model: trained parameters in half precision on several processes, whose gradients would be rounded before "
             "they are summed; train float32 parameters (autocast, and a frozen half-precision base, are fine)"
         )
+    if type(optimizer) in SHARDED:
+        require_shards(module, optimizer)
+        return module
     if isinstance(module, DistributedDataParallel) and isinstance(optimizer, DPOptimizerFastGradientClipping):
         raise RecordingError(
             "model: ghost clipping in torch's DistributedDataParallel, whose backward() mixes the ranks' gradients "

@@ -1,8 +1,8 @@
 """What all processes of a run must agree on before its first step.
 
 Guarantees: every rank was told the same about the run, starts from the same weights with the same optimizer, and reads
-the same records under the same numbers, as far as a few of them show; every rank's batches come from a stream of its
-own. Of a generator's state only a digest under a common salt leaves its process.
+the same records under the same numbers, as far as a few of them show; every rank's batches, and the noise of each that
+draws some, come from a stream of its own. Of a generator's state only a digest under a common salt leaves its process.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import hashlib
 import json
 import random
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,14 +21,13 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from dpmerge.errors import RecordingError
-from dpmerge.training.noise_generators import RunGenerators
 from dpmerge.training.process_group import ProcessGroup
 
 RECORDS_COMPARED = 8
 
 
 def agree_on_start(
-    group: ProcessGroup, facts: Mapping[str, Any], *, generators: RunGenerators, dataset: Any, records: int
+    group: ProcessGroup, facts: Mapping[str, Any], *, generators: Sequence[torch.Generator], dataset: Any, records: int
 ) -> int:
     """Compare what each rank says of the run; return a number that all know and nobody could choose."""
     said = {name: json.dumps(fact, sort_keys=True, default=_plain) for name, fact in facts.items()}
@@ -47,15 +46,15 @@ def agree_on_start(
     return int.from_bytes(salt[:16], "little")
 
 
-def _compare_streams(group: ProcessGroup, salt: bytes, generators: RunGenerators) -> None:
+def _compare_streams(group: ProcessGroup, salt: bytes, generators: Sequence[torch.Generator]) -> None:
     """Ranks whose generators are alike draw the same positions of their shares: then nothing is amplified."""
-    used = [generators.batches, *([generators.noise] if group.rank == 0 else [])]
-    streams = [hashlib.sha256(salt + each.get_state().numpy().tobytes()).hexdigest() for each in used]
+    streams = [hashlib.sha256(salt + each.get_state().numpy().tobytes()).hexdigest() for each in generators]
     heard = [stream for each in group.gather_texts(json.dumps(streams)) for stream in json.loads(each)]
     if len(set(heard)) < len(heard):
         raise RecordingError(
-            "record: two ranks draw from the same stream of random numbers, so their batches are no independent ones; "
-            "begin the record in each process after it was started, from the operating system's entropy"
+            "record: two ranks draw from the same stream of random numbers, so their batches, or their noise, "
+            "are no independent ones; begin the record in each process after it was started, from the operating "
+            "system's entropy"
         )
 
 

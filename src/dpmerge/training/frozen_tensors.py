@@ -19,9 +19,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from dpmerge.errors import RecordingError
 from dpmerge.training.noise_generators import from_os_entropy
+from dpmerge.training.sharded_models import whole
 
 WHOLE_UP_TO = 64 * 2**20
 """Bytes: so much is hashed within the time that saving an adapter takes anyway."""
@@ -55,6 +57,9 @@ class FrozenTensors:
 
 def tensor_digests(state: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, str]:
     """The SHA-256 of each tensor's bytes, on all processors; a tensor of several names is hashed once."""
+    if any(isinstance(value, DTensor) for value in state.values()):
+        # Gathered one by one, by all processes in the same order.
+        return {name: _digest(whole(state[name])) for name in names}
     asked = {name: _identity(state[name]) for name in names}
     once = {identity: state[name] for name, identity in asked.items()}
     largest_first = sorted(once, key=lambda identity: -once[identity].nbytes)

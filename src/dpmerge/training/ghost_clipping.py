@@ -19,13 +19,20 @@ from opacus.utils.fast_gradient_clipping_utils import DPTensorFastGradientClippi
 
 from dpmerge.errors import RecordingError
 from dpmerge.training.half_precision import HALF, gradient_dtypes, graph_nodes
+from dpmerge.training.sharded_layers import LayerParameters
+from dpmerge.training.sharded_models import SHARDED, local
 from dpmerge.training.stated_loss_check import StatedLossCheck
 from dpmerge.training.step_reader import require_single_precision
 
 
-def check_ghost_losses(attached: ExitStack, optimizer: DPOptimizer, watch: StatedLossCheck | None) -> GhostGradients:
+def check_ghost_losses(
+    attached: ExitStack, optimizer: DPOptimizer, watch: StatedLossCheck | None, model: Any
+) -> GhostGradients:
     """Look at the losses of this optimizer before each backward pass, and at its gradients after, until the end."""
     backward, gradients = GhostLoss.backward, GhostGradients(optimizer)
+    layers = LayerParameters(model._module) if type(optimizer) in SHARDED else None
+    if layers is not None:
+        layers.attach(attached)
 
     def checked(loss: Any) -> Any:
         if loss.optimizer is not optimizer:
@@ -37,7 +44,11 @@ def check_ghost_losses(attached: ExitStack, optimizer: DPOptimizer, watch: State
             )
         if watch is not None:
             watch.require_own(loss.loss_per_sample)
-        _require_only_layers(loss.loss_per_sample, optimizer.params)
+        leaves = _leaves(loss.loss_per_sample)
+        if layers is not None:
+            layers.require_only_layers(leaves)
+        else:
+            _require_only_layers(leaves, optimizer.params)
         if torch.is_autocast_enabled(optimizer.params[0].device.type):
             require_single_precision([torch.get_autocast_dtype(optimizer.params[0].device.type)])
         result = backward(loss)
@@ -73,12 +84,13 @@ class GhostGradients:
             )
 
     def _now(self) -> list[tuple[int, int]]:
-        return [(id(p.grad), -1 if p.grad is None else p.grad._version) for p in self._optimizer.params]
+        found = [None if p.grad is None else local(p.grad) for p in self._optimizer.params]
+        return [(id(gradient), -1 if gradient is None else gradient._version) for gradient in found]
 
 
-def _require_only_layers(loss: torch.Tensor, parameters: list[torch.nn.Parameter]) -> None:
+def _require_only_layers(leaves: list[torch.Tensor], parameters: list[torch.nn.Parameter]) -> None:
     """Each parameter may be used as often as Opacus saw its layer called, and not once more."""
-    used = _uses(loss)
+    used = Counter(id(leaf) for leaf in leaves)
     for parameter in parameters:
         if used[id(parameter)] > parameter._forward_counter:  # type: ignore[attr-defined]
             raise RecordingError(
@@ -87,11 +99,11 @@ def _require_only_layers(loss: torch.Tensor, parameters: list[torch.nn.Parameter
             )
 
 
-def _uses(loss: torch.Tensor) -> Counter[int]:
-    """How often each leaf is used in the graph of a loss, all of it in single precision."""
-    uses: Counter[int] = Counter()
+def _leaves(loss: torch.Tensor) -> list[torch.Tensor]:
+    """The leaves of the graph of a loss, each as often as it is used, all of it in single precision."""
+    leaves: list[torch.Tensor] = []
     for node in graph_nodes([loss]):
         # Rounding is another one in the second pass, whose losses are multiplied by clip factors.
         require_single_precision(dtype for dtype in gradient_dtypes(node) if dtype in HALF)
-        uses.update(id(following.variable) for following, _ in node.next_functions if hasattr(following, "variable"))
-    return uses
+        leaves += (following.variable for following, _ in node.next_functions if hasattr(following, "variable"))
+    return leaves

@@ -28,6 +28,7 @@ from dpmerge.portfolio.samples import StartSample, places
 from dpmerge.portfolio.tensors import read_contents, read_header, weights_digest
 from dpmerge.training.frozen_tensors import FrozenTensors, changed, tensor_digests
 from dpmerge.training.model_files import ModelFiles
+from dpmerge.training.sharded_models import like, local, reshard, whole
 from dpmerge.training.tied_weights import require_own_memory, tied_names
 
 DTYPES = {
@@ -58,12 +59,15 @@ class ModelTensors:
         self._parameters = {name: parameters[name] for name in self.trained}
         require_own_memory(self._parameters)
         self._places = {id(parameter): place for place, parameter in enumerate(optimizer.params)}
-        self._frozen_tensors = [state[name] for name in self.frozen]
+        here = _here(state)
+        self._frozen_tensors = [here[name] for name in self.frozen]
         self._unsaved = {name: value for name, value in model.named_buffers() if name not in state}
         self._frozen_versions = self._written()
         self._initial = tensor_digests(state, state)
         self._frozen_digests = {name: self._initial[name] for name in self.frozen}
-        self._frozen = FrozenTensors(state, self._frozen_digests)
+        # Of a model in shards each process looks at what it holds.
+        cut = any(here[name] is not state[name] for name in self.frozen)
+        self._frozen = FrozenTensors(here, tensor_digests(here, self.frozen) if cut else self._frozen_digests)
         self.initial_weights = self._weights(state, self._initial)
         self.start_sample = StartSample.of({n: _sample(v) for n, v in state.items() if v.is_floating_point()})
 
@@ -105,6 +109,12 @@ class ModelTensors:
         state = self._checked_state() | dict(weights or {})
         return self._weights(state, tensor_digests(state, self._kept()))
 
+    def held(self, weights: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """What goes into a file now, checked: of a model in shards, those of this process."""
+        state = self._checked_state()
+        kept = {name: state[name] for name in self._kept()}
+        return kept | {name: like(value, kept[name]) for name, value in (weights or {}).items() if name in kept}
+
     def _checked_state(self) -> dict[str, Tensor]:
         state = self.state()
         self._require_frozen(state)
@@ -112,20 +122,27 @@ class ModelTensors:
         return state
 
     def save(
-        self, folder: Path, step: int, *, weights: Mapping[str, Tensor] | None = None, average: str | None = None
+        self,
+        folder: Path,
+        step: int,
+        *,
+        weights: Mapping[str, Tensor] | None = None,
+        average: str | None = None,
+        gathered: Mapping[str, Tensor] | None = None,
     ) -> SavedAs:
         """Write the weights after a step, durably, under their final name; nothing is ever overwritten.
 
         `weights` are to stand for the model's own: what was there before they were swapped, or an `average` of them.
+        `gathered` is all that `held` has, of a model in shards.
         """
-        state = self._checked_state() | dict(weights or {})
+        state = self.held(weights) if gathered is None else dict(gathered)
         name = self.files.name_of(step, average)
         file = folder / name
         if file.exists():
             raise RecordingError(f"directory: {file} is there already; a record needs a folder of its own")
         self.files.write_small(folder, name)
         beside = file.with_name(f".{file.name}.partial")
-        kept = {key: _plain(state[key]) for key in self._kept()}
+        kept = {key: _plain(state[key]) for key in self._kept()} if gathered is None else state
         try:
             save_file(kept, beside, metadata={"format": "pt"})
             slots = read_header(beside)
@@ -145,10 +162,12 @@ class ModelTensors:
         return self._in_file
 
     def _named_parameters(self) -> dict[str, nn.Parameter]:
+        reshard(self._model)
         return self.files.names(dict(self._model.named_parameters(remove_duplicate=False)))
 
     def state(self) -> dict[str, Tensor]:
         """The model's tensors now, by name."""
+        reshard(self._model)
         state = self.files.names(self._model.state_dict())
         for name, value in state.items():
             if not isinstance(value, Tensor) or value.dtype not in DTYPES:
@@ -179,6 +198,7 @@ class ModelTensors:
 
     def _require_frozen(self, state: Mapping[str, Tensor]) -> None:
         """What changes without noise is a release of the data it changed with."""
+        state = _here(state)
         if self.seen_whole:
             self._frozen.require_same(state)
         else:
@@ -187,7 +207,12 @@ class ModelTensors:
 
     def require_frozen_whole(self) -> None:
         """Refuse frozen tensors of which one bit has changed since the record began."""
-        self._frozen.require_same(self.state())
+        self._frozen.require_same(_here(self.state()))
+
+
+def _here(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What this process holds of each tensor."""
+    return {name: local(value) for name, value in state.items()}
 
 
 def _plain(value: Tensor) -> Tensor:
@@ -197,6 +222,6 @@ def _plain(value: Tensor) -> Tensor:
 
 def _sample(value: Tensor) -> npt.NDArray[np.float64]:
     """Some values, for whoever asks later whether this start was near another run's weights."""
-    flat = value.detach().reshape(-1)
+    flat = whole(value.detach()).reshape(-1)
     chosen = flat[torch.from_numpy(places(flat.numel())).to(flat.device)]
     return np.asarray(chosen.to("cpu", torch.float64).numpy())

@@ -80,8 +80,8 @@ def run_generators(device: torch.device, seed: int | None, *, rank: int = 0) -> 
         validation.integer("noise_seed", seed, least=0, most=LARGEST_SEED)
         record = NoiseRecord(source="seeded", generator=_name(device), secure_rng=False, stream=stream, seed=int(seed))
         label = f"batches {seed}" + (f" on rank {rank}" if rank else "")
-        derived = int.from_bytes(hashlib.sha256(label.encode()).digest()[:4], "little")
-        return RunGenerators(_seeded(device, seed), _seeded(torch.device("cpu"), derived), record)
+        noise = _seeded(device, seed) if rank == 0 else _seeded(device, _derived(f"noise {seed} on rank {rank}"))
+        return RunGenerators(noise, _seeded(torch.device("cpu"), _derived(label)), record)
     record = NoiseRecord(source="os_entropy", generator=_name(device), secure_rng=False, stream=stream)
     return RunGenerators(from_os_entropy(device), from_os_entropy(torch.device("cpu")), record)
 
@@ -107,6 +107,10 @@ def warn_insecure_noise(_already: list[bool] = []) -> None:  # noqa: B006
             "says secure_rng: false. Opacus' secure_mode needs torchcsprng.",
             InsecureNoiseWarning,
         )
+
+
+def _derived(label: str) -> int:
+    return int.from_bytes(hashlib.sha256(label.encode()).digest()[:4], "little")
 
 
 def _seeded(device: torch.device, seed: int) -> torch.Generator:

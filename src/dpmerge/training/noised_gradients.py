@@ -12,12 +12,14 @@ import math
 from collections.abc import Sequence
 
 import torch
+import torch.distributed as dist
 from opacus.optimizers import DPOptimizer
 from scipy.special import gammainccinv, gammaincinv
 from torch import Tensor
 
 from dpmerge.errors import RecordingError
 from dpmerge.training.half_precision import HALF
+from dpmerge.training.sharded_models import SHARDED, local
 from dpmerge.training.spot_checks import SpotChecks
 
 RARE = 1e-12
@@ -37,9 +39,9 @@ class NoisedGradients:
         self._parameters = list(optimizer.params)
         # Half precision comes after the noise.
         self._precision = max(torch.finfo(_wide(parameter.dtype)).eps for parameter in self._parameters)
-        half = sum(parameter.numel() for parameter in self._parameters) / 2
-        # The squared norm of Gaussian noise in d dimensions is χ² with d degrees of freedom.
-        self._lengths = [math.sqrt(2 * float(quantile(half, RARE))) for quantile in (gammaincinv, gammainccinv)]
+        self._lengths = noise_lengths(sum(local(parameter).numel() for parameter in self._parameters))
+        # FSDP divides the sum by the number of ranks, and Opacus the noise.
+        self._parts = dist.get_world_size() if type(optimizer) in SHARDED else 1
         self._spot_checks = SpotChecks()
         self._noised: list[Tensor] | None = None
         self._rules: dict[str, float] | None = None  # by which gradients were changed so far, and their constants
@@ -59,10 +61,10 @@ class NoisedGradients:
 
     def _measure(self, rows: int, noised: list[Tensor]) -> None:
         """Refuse a sum that is too long for so many clipped gradients, and noise that is not of its size."""
-        sums = [parameter.summed_grad.view_as(parameter) for parameter in self._parameters]
+        sums = [self._summed(parameter) for parameter in self._parameters]
         length, clip_norm = _length(sums), float(self._optimizer.max_grad_norm)
         # A model that has gone astray (NaN) is refused where it would be saved.
-        if length > rows * clip_norm * (1 + _SUM_ERROR):
+        if self._parts == 1 and length > rows * clip_norm * (1 + _SUM_ERROR):  # of shards: sharded_sums
             raise RecordingError(
                 f"optimizer: the sum of {rows} clipped gradients is {length:.6g} long, longer than {rows} × the clip "
                 f"norm {clip_norm:g}; something was added to it that was not clipped: leave p.summed_grad alone"
@@ -70,6 +72,12 @@ class NoisedGradients:
         if self._drawn:
             with torch.no_grad():
                 self._require_noise(length, _length(torch._foreach_sub(noised, sums)))
+
+    def _summed(self, parameter: Tensor) -> Tensor:
+        """The sum of clipped gradients, or the shard of it that is here."""
+        if type(self._optimizer) in SHARDED:
+            return local(self._optimizer.grad_state[parameter]["summed_grad"])
+        return parameter.summed_grad.view_as(parameter)  # type: ignore[attr-defined, no-any-return]
 
     def _require_no_noise(self, noised: list[Tensor]) -> None:
         for parameter, gradient in zip(self._parameters, noised, strict=True):
@@ -83,6 +91,7 @@ class NoisedGradients:
         optimizer = self._optimizer
         adjusted = getattr(optimizer, "_adjusted_noise_multiplier", None)
         deviation = float(optimizer.noise_multiplier if adjusted is None else adjusted) * float(optimizer.max_grad_norm)
+        deviation /= self._parts
         rounding = 4 * self._precision * (length + found)
         least, most = (deviation * each for each in self._lengths)
         if math.isfinite(found) and not least - rounding <= found <= most + rounding:
@@ -146,6 +155,13 @@ class NoisedGradients:
         return used
 
 
+def noise_lengths(dimensions: int) -> list[float]:
+    """Between which lengths Gaussian noise of deviation 1 is, but for rare cases."""
+    # The squared norm of Gaussian noise in d dimensions is χ² with d degrees of freedom.
+    half = dimensions / 2
+    return [math.sqrt(2 * float(bound(half, RARE))) if half else 0.0 for bound in (gammaincinv, gammainccinv)]
+
+
 def same(one: Tensor, other: Tensor) -> bool:
     """Equal in every value; NaN is the same as NaN."""
     if torch.equal(one, other):
@@ -190,7 +206,7 @@ def _gradient(parameter: Tensor) -> Tensor:
         raise RecordingError(
             "optimizer: a trained parameter has no gradient after the noise was added; leave p.grad alone"
         )
-    return parameter.grad
+    return local(parameter.grad)
 
 
 def _length(tensors: Sequence[Tensor]) -> float:

@@ -8,15 +8,18 @@ processes it makes in Opacus' place, of all tensors at once (rank_sums).
 from __future__ import annotations
 
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from opacus.optimizers import DPOptimizer
 
+from dpmerge.errors import RecordingError
 from dpmerge.training.batches import Batches
 from dpmerge.training.distributed_models import DISTRIBUTED
 from dpmerge.training.ghost_clipping import check_ghost_losses
 from dpmerge.training.half_precision import refuse_loss_scaling
 from dpmerge.training.hooks import wrap_method
+from dpmerge.training.sharded_models import SHARDED
 from dpmerge.training.step_observer import StepObserver
 from dpmerge.training.step_reader import StepReader
 
@@ -46,7 +49,10 @@ def observe_steps(attached: ExitStack, observer: StepObserver, optimizer: DPOpti
         _observe_sums(attached, observer, optimizer)
     signal = optimizer.signal_skip_step
 
+    require_whole_batches = observer.noting_refusals(partial(_require_whole_batches, optimizer))
+
     def signal_and_note(do_skip: bool = True) -> None:
+        require_whole_batches()
         batches.skip_signalled(do_skip)
         signal(do_skip)
 
@@ -77,7 +83,15 @@ def observe_clipping(
             return computed
 
         wrap_method(attached, model, "get_clipping_coef", compute_and_note)
-        observer.ghost_gradients = check_ghost_losses(attached, optimizer, observer.stated_loss)
+        observer.ghost_gradients = check_ghost_losses(attached, optimizer, observer.stated_loss, model)
+
+
+def _require_whole_batches(optimizer: DPOptimizer) -> None:
+    if type(optimizer) in SHARDED:
+        raise RecordingError(
+            "BatchMemoryManager: physical batches of a model in shards, of which every rank would have to take as many "
+            "as the others, and does not; let every rank take its batch at once"
+        )
 
 
 def _observe_noise(attached: ExitStack, observer: StepObserver, optimizer: DPOptimizer) -> None:

@@ -6,7 +6,8 @@ record's outputs are the same among other records, and the gradient clipped as i
 is the gradient of those outputs under the loss's own derivative. A model that returns its loss is asked for the loss of
 two parts of the batch, which must add up (returned_loss_check).
 Refuses models that mix records, layers whose gradients are those of time steps.
-Says that it cannot be told (`UndecidedError`) where outputs are not one a record, or a pass cannot be repeated.
+Says that it cannot be told (`UndecidedError`) where outputs are not one a record, or a pass cannot be repeated,
+as that of a model in shards, which all processes run together.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 from opacus.optimizers import DPOptimizer
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from dpmerge.errors import RecordingError
 from dpmerge.training.forward_replay import ForwardReplay, UndecidedError, differentiable, relative_distance
@@ -46,6 +48,7 @@ class PerSampleGradientCheck:
     ) -> None:
         self._module, self._ghost = module, ghost
         self._inputs = inputs
+        self._sharded = isinstance(module, FSDPModule)
         self._replay = ForwardReplay(model, module, optimizer, inputs)
         self._mean = optimizer.loss_reduction == "mean"
         self._left = FIRST_QUESTIONS
@@ -83,6 +86,8 @@ class PerSampleGradientCheck:
         self._begun += self._passes == 1
         # Often at first: where weights start at zero, the first steps say little.
         early = self._begun & (self._begun - 1) == 0
+        if self._sharded:
+            return
         if self._passes == 1 and (self._left or early or secrets.randbelow(ASK_ABOUT_EVERY) == 0):
             self._replay.remember(args, kwargs)
 
@@ -102,6 +107,8 @@ class PerSampleGradientCheck:
 
     def check(self, rows: int, graph: LossGraph | None) -> bool:
         """Refuse a gradient that is not its record's own; False if this batch is not asked about."""
+        if self._sharded and rows:
+            raise UndecidedError("the model is in shards, so that no process can run a record again by itself")
         if rows == 0 or (not self.asking and not self._left):
             return False
         self._left = max(0, self._left - 1) if rows == 1 else 0

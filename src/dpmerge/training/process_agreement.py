@@ -12,17 +12,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import TYPE_CHECKING, Any
 
-import torch.distributed as dist
 from opacus.optimizers import DPOptimizer
 from torch import Tensor
 
 from dpmerge.errors import RecordingError
 from dpmerge.portfolio.manifest import File, SavedAs
-from dpmerge.training.distributed_models import DISTRIBUTED
 from dpmerge.training.distributed_sampling import RecordShares
 from dpmerge.training.distributed_start import agree_on_start
 from dpmerge.training.model_tensors import ModelTensors
@@ -35,8 +32,6 @@ from dpmerge.training.step_blocks import RecordedStep
 
 if TYPE_CHECKING:
     from dpmerge.training.manifest_writer import ManifestWriter
-
-Options = ParamSpec("Options")
 
 
 class SeveralProcesses(Processes):
@@ -66,11 +61,15 @@ class SeveralProcesses(Processes):
         self, facts: Mapping[str, Any], optimizer: DPOptimizer, generators: RunGenerators, dataset: Any, records: int
     ) -> None:
         try:
-            key = agree_on_start(self._group, facts, generators=generators, dataset=dataset, records=records)
+            used = [generators.batches, *([generators.noise] if self.draws_noise else [])]
+            key = agree_on_start(self._group, facts, generators=used, dataset=dataset, records=records)
         except RecordingError as error:
             raise self._ended(self._why() or str(error)) from error
         self._shares = RecordShares(key, records)
-        self._sum = RankSum(key, list(optimizer.params))
+        self._sum_of(key, list(optimizer.params))
+
+    def _sum_of(self, key: int, parameters: Sequence[Tensor]) -> None:
+        self._sum = RankSum(key, parameters)
 
     def follow(self, writer: ManifestWriter) -> None:
         self._writer = writer
@@ -85,19 +84,25 @@ class SeveralProcesses(Processes):
         own = self._word(
             Event.STEP,
             number,
-            noise_multiplier=step.noise_multiplier,
-            clip_norm=step.clip_norm,
-            sampling_rate=step.sampling_rate,
-            learning_rate=step.learning_rate,
-            divisor=divisor,
-            rows=rows,
-            share=share,
+            **self._facts(step, divisor=divisor, rows=rows, share=share),
             projection=projection,
             length=length,
         )
         self._sent = self._exchange(own)
         self._require(lambda: self._shares.require_partition([each.share for each in self._sent]))
         return self._sum.gradients()
+
+    @staticmethod
+    def _facts(step: RecordedStep, *, divisor: float, rows: int, share: int) -> dict[str, Any]:
+        return {
+            "noise_multiplier": step.noise_multiplier,
+            "clip_norm": step.clip_norm,
+            "sampling_rate": step.sampling_rate,
+            "learning_rate": step.learning_rate,
+            "divisor": divisor,
+            "rows": rows,
+            "share": share,
+        }
 
     def sum(self, divisor: int) -> None:
         self._sum.reduce(divisor)
@@ -210,28 +215,3 @@ class SeveralProcesses(Processes):
             writer.stopped_by_private_data()
         if not smooth and writer.smoothness is not None:
             writer.forget_smoothness()
-
-
-def telling_others(begin: Callable[Options, None]) -> Callable[Options, None]:
-    """Around a session's `__init__`: it finds its processes, and what it refuses is told to the others."""
-
-    @wraps(begin)
-    def told(*args: Options.args, **options: Options.kwargs) -> None:
-        session: Any = args[0]
-        session._processes = processes_of(options["optimizer"])
-        with session._processes.telling():
-            begin(*args, **options)
-
-    return told
-
-
-def processes_of(optimizer: Any) -> Processes:
-    """Those that train with this optimizer."""
-    if type(optimizer) not in DISTRIBUTED:
-        return Processes()
-    if not dist.is_initialized():
-        raise RecordingError(
-            f"optimizer: a {type(optimizer).__name__} while torch.distributed has no processes; call "
-            "init_process_group() first, and record() before destroy_process_group()"
-        )
-    return SeveralProcesses()

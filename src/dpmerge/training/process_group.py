@@ -20,7 +20,7 @@ from dpmerge.errors import RecordingError
 
 GRACE = timedelta(seconds=10)
 """So long a process that leaves waits for the others to hear of it."""
-SIZE = 128
+SIZE = 144
 """Bytes of a message."""
 _TEXT, _REASON = b"text", "left"
 

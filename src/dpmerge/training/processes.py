@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +39,11 @@ class Processes:
     def draws_noise(self) -> bool:
         return self.rank == 0
 
+    @property
+    def sharded(self) -> bool:
+        """Whether each process holds a part of every tensor."""
+        return False
+
     @contextmanager
     def telling(self) -> Iterator[None]:
         """What is raised in this block is told to the other ranks, which would wait for this one."""
@@ -55,6 +60,12 @@ class Processes:
         self, facts: Mapping[str, Any], optimizer: DPOptimizer, generators: RunGenerators, dataset: Any, records: int
     ) -> None:
         """All ranks were told the same, and draw from streams of their own."""
+
+    def attach(self, attached: ExitStack) -> None:
+        """Observe what the processes send each other, until the stack is closed."""
+
+    def factors_computed(self) -> None:
+        """With ghost clipping: what backward() sends from now on is clipped."""
 
     def follow(self, writer: ManifestWriter) -> None:
         """What is found wrong on any rank is taken back in this record."""

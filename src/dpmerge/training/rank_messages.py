@@ -43,6 +43,8 @@ class Word(NamedTuple):
     share: int = 0
     projection: float = 0.0
     length: float = 0.0
+    arrived: float = 0.0
+    noise: float = 0.0
     digest: bytes = b""
 
     @classmethod
@@ -57,7 +59,7 @@ class Word(NamedTuple):
         return self.checked, self.smooth, self.uniform, self.stopped_freely
 
 
-_LAYOUT = struct.Struct("<bq????dddddqQdd32s")
+_LAYOUT = struct.Struct("<bq????dddddqQdddd32s")
 SAME = ("noise_multiplier", "clip_norm", "sampling_rate", "learning_rate", "divisor")
 
 

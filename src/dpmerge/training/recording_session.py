@@ -34,13 +34,13 @@ from dpmerge.training.model_tensors import ModelTensors
 from dpmerge.training.noise_generators import NoiseStreamCheck, run_generators, warn_insecure_noise
 from dpmerge.training.opacus_accounting import USUAL_DELTA
 from dpmerge.training.opacus_hooks import observe_clipping, observe_steps
-from dpmerge.training.process_agreement import telling_others
 from dpmerge.training.processes import Processes
 from dpmerge.training.recorder import Recorder
 from dpmerge.training.recording_options import CheckpointSchedule, Continuation, RunNames, SmoothnessClaim, Vouched
 from dpmerge.training.reference_optimizer import ReferenceOptimizer
 from dpmerge.training.resumed_run import ResumedRun
 from dpmerge.training.row_fingerprints import RowFingerprints
+from dpmerge.training.run_processes import telling_others
 from dpmerge.training.separate_records_check import SeparateRecordsCheck
 from dpmerge.training.stated_loss_check import StatedLossCheck
 from dpmerge.training.step_count import StepCount, StepSettings
@@ -274,6 +274,7 @@ class RecordingSession:
             observer.stated_loss.attach(attached)
         observe_steps(attached, observer, optimizer, self._batches)
         observe_clipping(attached, observer, optimizer, self._reader, self._model)
+        self._processes.attach(attached)
         self._batches.before_draw = self._count.drawing
         attached.enter_context(LoaderObserver(self._loader, self._batches))
         self._separate_records.before_each_pass(observer.noting_refusals(observer.before_pass))

@@ -22,6 +22,7 @@ from dpmerge.errors import RecordingError
 from dpmerge.training.half_precision import HALF
 from dpmerge.training.noised_gradients import same
 from dpmerge.training.optimizer_state import state_digest
+from dpmerge.training.sharded_models import SHARDED, local
 
 _ROUNDING = 8
 """Units in the last place: another order of the same operations may differ by so much."""
@@ -46,14 +47,19 @@ class ReferenceOptimizer:
         return [weight.detach() for weight in self._weights]
 
     def state_digest(self, names: Sequence[str]) -> str | None:
-        """Of the optimizer's state as noised gradients made it, the weights being called by these names."""
+        """Of the optimizer's state as noised gradients made it, the weights being called by these names.
+
+        None of shards, of which no process has the whole state; such a run is not resumed.
+        """
+        if type(self._optimizer) in SHARDED:
+            return None
         known = {id(weight): name for weight, name in zip(self._weights, names, strict=True)}
         return state_digest(self._reference, known)
 
     @property
     def still(self) -> bool:
         """Whether the model has the weights that the private optimizer left."""
-        return all(same(p.detach(), w) for p, w in zip(self._parameters, self._weights, strict=True))
+        return all(same(local(p.detach()), w) for p, w in zip(self._parameters, self._weights, strict=True))
 
     def require_still(self) -> None:
         """Refuse weights that are not those the private optimizer left (swapped out and back again is fine)."""
@@ -79,7 +85,7 @@ class ReferenceOptimizer:
             for weight in self._weights:
                 weight.grad = None
         for parameter, weight in zip(self._parameters, self._weights, strict=True):
-            found, expected = parameter.detach(), weight.detach()
+            found, expected = local(parameter.detach()), weight.detach()
             if same(found, expected):
                 continue
             if not _agree(found, expected):
@@ -100,7 +106,7 @@ class ReferenceOptimizer:
 
 
 def _copied(parameter: Tensor) -> Tensor:
-    return parameter.detach().clone().requires_grad_(True)
+    return local(parameter.detach()).clone().requires_grad_(True)
 
 
 def _copy_of(inner: Any, parameters: Sequence[Tensor], weights: Sequence[Tensor]) -> Any:

@@ -127,7 +127,7 @@ class StepObserver:
                 noised=self._noised.local,
             )
         self._writer.taken.append(step)
-        self._read, self._summed = True, not self._processes.several
+        self._read, self._summed = True, self._processes.sharded or not self._processes.several
 
     def sum_over_ranks(self) -> None:
         """Of several processes: what each sends is what its noise left, and what arrives is the sum of that."""

@@ -15,6 +15,10 @@ from typing import Any, Literal
 import torch
 from opacus.grad_sample import GradSampleModuleFastGradientClipping
 from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import GradSampleHooksFastGradientClipping
+from opacus.grad_sample.grad_sample_module_fast_gradient_clipping_fsdp import (
+    GradSampleHooksFastGradientClippingFSDP,
+    GradSampleModuleFastGradientClippingFSDP,
+)
 from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping, DPPerLayerOptimizer
 from torch import nn
 
@@ -23,10 +27,12 @@ from dpmerge.terms.mechanism_schema import OptimizerFacts
 from dpmerge.training.distributed_models import DISTRIBUTED, require_recordable
 from dpmerge.training.half_precision import HALF
 from dpmerge.training.processes import Processes
+from dpmerge.training.sharded_models import SHARDED
 from dpmerge.training.step_blocks import RecordedStep
 
 KNOWN_GHOSTS = (GradSampleModuleFastGradientClipping, GradSampleHooksFastGradientClipping)
-KNOWN_OPTIMIZERS = (DPOptimizer, DPPerLayerOptimizer, DPOptimizerFastGradientClipping, *DISTRIBUTED)
+SHARDED_GHOSTS = (GradSampleModuleFastGradientClippingFSDP, GradSampleHooksFastGradientClippingFSDP)
+KNOWN_OPTIMIZERS = (DPOptimizer, DPPerLayerOptimizer, DPOptimizerFastGradientClipping, *DISTRIBUTED, *SHARDED)
 
 _SETTINGS = ("momentum", "nesterov", "dampening", "weight_decay")
 
@@ -46,8 +52,9 @@ class StepReader:
         self._ghost = isinstance(optimizer, DPOptimizerFastGradientClipping)
         if self._ghost:
             require_single_precision(parameter.dtype for parameter in optimizer.params)
-        if self._ghost and type(model) not in KNOWN_GHOSTS:
-            known = ", ".join(kind.__name__ for kind in KNOWN_GHOSTS)
+        ghosts = SHARDED_GHOSTS if processes.sharded else KNOWN_GHOSTS
+        if self._ghost and type(model) not in ghosts:
+            known = ", ".join(kind.__name__ for kind in ghosts)
             raise RecordingError(
                 f"model: a {type(model).__name__}; with ghost clipping pass what make_private returned, which does the "
                 f"clipping: {known} (adaptive clipping releases more than gradients)"
@@ -104,7 +111,13 @@ class StepReader:
         """Ghost clipping: the clip factors of so many rows were computed, in backward()."""
         self._clip_norms.add(self.clip_norm)
         self._ghost_rows.append(rows)
-        require_single_precision(parameter._norm_sample.dtype for parameter in self._model.trainable_parameters)
+        if self._processes.sharded:
+            layers = self._model.iterate_submodules(self._model._module)
+            norms = [norm for layer in layers for norm in layer.norm_sample]
+        else:
+            norms = [parameter._norm_sample for parameter in self._model.trainable_parameters]
+        require_single_precision(norm.dtype for norm in norms)
+        self._processes.factors_computed()
 
     def clipped(self) -> int:
         """A physical batch is about to be added to the step's sum; of how many rows?"""

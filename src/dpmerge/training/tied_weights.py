@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from dpmerge.errors import RecordingError
+from dpmerge.training.sharded_models import local
 
 
 def tied_names(parameters: Mapping[str, Tensor]) -> list[list[str]]:
@@ -28,7 +29,7 @@ def tied_names(parameters: Mapping[str, Tensor]) -> list[list[str]]:
 
 def require_own_memory(parameters: Mapping[str, Tensor]) -> None:
     """Refuse two parameters whose memory overlaps (or lies interleaved), by whatever view."""
-    once = {id(parameter): (name, parameter) for name, parameter in parameters.items()}
+    once = {id(parameter): (name, local(parameter.detach())) for name, parameter in parameters.items()}
     places = sorted(
         (str(parameter.device), *_extent(parameter), name) for name, parameter in once.values() if parameter.numel()
     )
