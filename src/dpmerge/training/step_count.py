@@ -3,9 +3,8 @@
 Guarantees: whenever a process dies, the count on disk is at least the number of steps for which noise was drawn, and
 the settings beside it are no better than those of any step since the last checkpoint (the last one that cannot be
 withdrawn any more). Closed as it should be, the count is exact. Counts are reserved ahead in blocks, as long as about
-two hundred times what one write takes and at most a tenth of the steps so far: after a kill a block's steps may be
-charged that never were. One process counts:
-who goes on with a run takes the file over.
+two hundred times what one write takes and at most a tenth of the steps so far, or eight: after a kill a block's steps
+may be charged that never were. One process counts: who goes on with a run takes the file over.
 Refuses: files that are no such count; to count on, or to write a manifest, in a folder that another process has taken
 over; to take over a count while another process counts on. What it trusts: that nobody puts an older file back.
 """
@@ -32,8 +31,9 @@ _LARGEST = 10_000
 _WRITING_SHARE = 0.005
 """Of the time of training, at most, for writing counts."""
 _LONGEST_BLOCK = 1_000
+_FIRST_BLOCK = 8
 _STEPS_A_BLOCK = 10
-"""A kill may charge a tenth of the steps so far in addition, and no more: a short run must not become a long one."""
+"""A kill may charge a tenth of the steps so far in addition, or eight: a short run must not become a long one."""
 
 
 RecordLosses = Literal["unknown", "vouched", "checked"]
@@ -166,7 +166,7 @@ class StepCount:
         self._write(self._reserved)
         took = time.monotonic() - now
         worth_it = math.ceil(took / (_WRITING_SHARE * max(each, 1e-9)))
-        self._block = max(1, min(_LONGEST_BLOCK, worth_it, self._begun // _STEPS_A_BLOCK))
+        self._block = max(1, min(_LONGEST_BLOCK, worth_it, max(_FIRST_BLOCK, self._begun // _STEPS_A_BLOCK)))
         self._since, self._at = time.monotonic(), self._begun
 
     def begin(self) -> None:
