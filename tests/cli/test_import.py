@@ -96,6 +96,15 @@ def test_from_three_state_dicts_and_histories_to_a_certified_selection_in_three_
     assert "public divisor" in card
 
 
+def test_the_next_command_that_is_named_meets_its_target(tmp_path: Path) -> None:
+    first = ran("import", *three(tmp_path / "models"), "--allow-pickle", *said(), "--public-divisor")
+    [suggested] = [line for line in first.output.splitlines() if line.startswith("Next: dpmerge ")]
+    words = suggested.removeprefix("Next: dpmerge ").split()
+    made = ran(*words[:-1], tmp_path / "out")
+    assert made.exit_code == 0, made.output
+    assert (tmp_path / "out" / "model.safetensors").exists()
+
+
 def test_the_cost_is_what_dp_accounting_says_of_the_history(tmp_path: Path) -> None:
     """σ = 1, q = 0.01, 1000 steps: dp_accounting's own figure, 1.8282 (remove)."""
     saved(tmp_path / "a", 1, history(1.0, 1000))

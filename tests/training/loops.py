@@ -32,6 +32,7 @@ QUIET = (
     "ignore::dpmerge.training.InsecureNoiseWarning",
     "ignore::dpmerge.training.OtherAccountingWarning",
     "ignore::dpmerge.training.UnknownLossesWarning",
+    "ignore::dpmerge.training.LostStepsWarning",
     "ignore:Detected call of `lr_scheduler.step",
     "ignore:`torch.jit.script` is deprecated",
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from dpmerge.accounting.exposure import Checkpoint
 from dpmerge.accounting.mechanisms import DpSgd
 from dpmerge.errors import InvalidInputError, NotIndependentError, RecordingError
 from dpmerge.portfolio import Portfolio
-from dpmerge.training import Ancestry
+from dpmerge.training import Ancestry, LostStepsWarning
 from training.loops import QUIET, mlp, private, recorded, refused_at_once, started, watched
 from training.resuming import counted, document, finished_run, gaussian_mu, killed_run, momentum, rebuilt
 
@@ -168,6 +169,18 @@ def test_steps_lost_after_a_kill_are_composed_into_all_that_follows(tmp_path: Pa
     assert run.mechanism.profile().mu == pytest.approx(gaussian_mu([1.0] * (begun + 2)), rel=1e-12)  # type: ignore[attr-defined]
     assert "no_step_lost_on_the_way" in missing(folder, begun + 2)
     assert theorems(folder, 3)["last_step"]
+
+
+def test_how_many_steps_were_lost_is_said_on_resuming_and_only_if_some_were(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    killed_run(folder, 5, kept_at=3)
+    lost = counted(folder) - 3
+    with pytest.warns(LostStepsWarning, match=rf'^run run: {lost} steps .* after step 3 .*lost_steps="unseen"'):
+        started(rebuilt(folder), folder, resume=True).close()
+    finished_run(tmp_path / "whole")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", LostStepsWarning)
+        started(rebuilt(tmp_path / "whole"), tmp_path / "whole", resume=True).close()
 
 
 def test_lost_steps_cost_what_the_worst_of_them_did(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -151,8 +152,17 @@ def _report(made: list[ImportedRun], delta: float, as_json: bool) -> None:
         say("note: this system does not let a process leave the network; pickles were read with it there", err=True)
     if grouped:
         say(f"{', '.join(grouped)} share a noise seed: one of them, drawn in a final release, is all that may leave.")
-    how = f"--method select --objective saturate --epsilon 1 --delta {delta:g}{' --final' if grouped else ''}"
-    say(f"Next: dpmerge merge {made[0].path.parent.parent} {how} -o merged")
+    if (between := _between(checks)) is not None:
+        how = f"--method select --objective saturate --epsilon {between} --delta {delta:g}"
+        say(f"Next: dpmerge merge {made[0].path.parent.parent} {how}{' --final' if grouped else ''} -o merged")
+
+
+def _between(checks: list[ManifestCheck]) -> str | None:
+    """An ε between those of the runs, which a draw among them meets; None where none of them has one."""
+    from dpmerge.accounting.rounding import format_up
+
+    costs = [each for each in (check.cost.epsilon for check in checks) if each is not None and math.isfinite(each)]
+    return format_up((min(costs) + max(costs)) / 2, 3) if costs else None
 
 
 def _print_runs(checks: list[ManifestCheck], delta: float, grouped: list[str]) -> None:

@@ -16,6 +16,7 @@ from dpmerge.training.recording import record, start
 from dpmerge.training.user_warnings import (
     ChangedWeightsWarning,
     InsecureNoiseWarning,
+    LostStepsWarning,
     OtherAccountingWarning,
     UnknownLossesWarning,
 )
@@ -27,6 +28,7 @@ __all__ = [
     "BoundFeatures",
     "ChangedWeightsWarning",
     "InsecureNoiseWarning",
+    "LostStepsWarning",
     "OtherAccountingWarning",
     "Recorder",
     "RecordingError",

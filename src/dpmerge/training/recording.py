@@ -109,6 +109,7 @@ def start(
 
     Warns:
         InsecureNoiseWarning: once in a process, that torch's generators are not cryptographic.
+        LostStepsWarning: on resuming, how many steps count of which nothing was kept.
         UnknownLossesWarning: at the end, why it could not be told whether each record had a loss of its own.
 
     Example:

@@ -47,7 +47,7 @@ from dpmerge.training.step_count import StepCount, StepSettings
 from dpmerge.training.step_observer import StepObserver
 from dpmerge.training.step_reader import StepReader
 from dpmerge.training.tied_weights import require_measured
-from dpmerge.training.user_warnings import UnknownLossesWarning, warn_user
+from dpmerge.training.user_warnings import LostStepsWarning, UnknownLossesWarning, warn_user
 from dpmerge.training.weight_averages import ExponentialAverage, require_short
 
 
@@ -151,6 +151,7 @@ class RecordingSession:
         )
         self._writer.may_write = self._count.require_own
         if segment is not None and resumed is not None and segment.lost_steps:
+            _warn_lost_steps(names.run, segment.lost_steps, segment.after)
             # Of shuffled data they are counted as whole passes by now.
             self._count.carry(resumed.count.worst._replace(steps_per_epoch=self._batches.steps_in_one_pass))
         self.recorder = Recorder(
@@ -318,6 +319,15 @@ class RecordingSession:
             "separate_records=True; for language models use dpmerge.training.per_record_loss.",
             UnknownLossesWarning,
         )
+
+
+def _warn_lost_steps(run: str, lost: int, after: int) -> None:
+    warn_user(
+        f"run {run}: {lost} steps that may have been begun after step {after} were not kept, and count from now on, in "
+        "every later checkpoint. If nobody saw anything of them, and the stop did not depend on them, "
+        'say lost_steps="unseen" and who=.',
+        LostStepsWarning,
+    )
 
 
 def _require_accountable(batches: Batches, reader: StepReader, vouched: Vouched, *, public_size: bool) -> None:

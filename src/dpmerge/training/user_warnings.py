@@ -24,6 +24,10 @@ class ChangedWeightsWarning(UserWarning):
     """The model ends with other weights than the record, which has those that the private optimizer left."""
 
 
+class LostStepsWarning(UserWarning):
+    """A run that goes on pays for steps of which nothing was kept; the message says how many, and what to do."""
+
+
 def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn, and point at the line that called the recorder."""
     level, frame = 1, sys._getframe()
