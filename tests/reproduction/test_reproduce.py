@@ -123,7 +123,7 @@ def test_an_interrupted_experiment_goes_on_where_it_stopped(tmp_path: Path, monk
     ("arguments", "told"),
     [
         (["means"], "experiment: got 'means'; accepted: mean, mnist, cifar10,"),
-        (["mean", "--preset", "large"], "preset: got 'large'; accepted: paper, small"),
+        (["mean", "--preset", "large"], "preset: got 'large'; accepted: paper, medium, small"),
         (["mean", "--seed", "-1"], "seed: got -1; accepted: an integer from 0 to 4294967295"),
         (["mnist", "--data", "nowhere"], "data: got 'nowhere'; accepted: a folder that exists"),
         (["mean", "--redraw", "-o", "nowhere"], "results: got"),
