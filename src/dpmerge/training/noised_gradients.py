@@ -54,8 +54,8 @@ class NoisedGradients:
             self._require_no_noise(noised)
         if self._spot_checks.due():
             self._measure(rows, noised if unrounded is None else list(unrounded))
-        mean = optimizer.loss_reduction == "mean"
-        divisor = optimizer.expected_batch_size * optimizer.accumulated_iterations if mean else 1
+        # Opacus divides by the number of batches in the step as well: of more than one it is refused (StepReader).
+        divisor = optimizer.expected_batch_size if optimizer.loss_reduction == "mean" else 1
         with torch.no_grad():
             self._noised = list(torch._foreach_div(noised, divisor))
 
@@ -113,7 +113,7 @@ class NoisedGradients:
     def require_local(self) -> None:
         """Of several processes: what is sent is what the noise left."""
         used = [_gradient(parameter) for parameter in self._parameters]
-        if self._noised is None or not all(same(one, other) for one, other in zip(self._noised, used, strict=True)):
+        if self._noised is None or not all_same(self._noised, used):
             raise RecordingError(
                 "optimizer: gradients were changed between the noise and their sum over the ranks; leave p.grad alone "
                 "until the ranks have summed it"
@@ -139,7 +139,7 @@ class NoisedGradients:
         assert self._noised is not None
         noised, self._noised = self._noised, None
         used = [_gradient(parameter) for parameter in self._parameters]
-        if all(same(one, other) for one, other in zip(noised, used, strict=True)):
+        if all_same(noised, used):
             self._rules = None if self._rules is None else _still(self._rules, noised)
             used = noised
         else:
@@ -160,6 +160,12 @@ def noise_lengths(dimensions: int) -> list[float]:
     # The squared norm of Gaussian noise in d dimensions is χ² with d degrees of freedom.
     half = dimensions / 2
     return [math.sqrt(2 * float(bound(half, RARE))) if half else 0.0 for bound in (gammaincinv, gammainccinv)]
+
+
+def all_same(ones: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    """Whether each is the same as its counterpart."""
+    # torch's own loop first: it is made several times a step, of every parameter.
+    return all(map(torch.equal, ones, others)) or all(map(same, ones, others))
 
 
 def same(one: Tensor, other: Tensor) -> bool:

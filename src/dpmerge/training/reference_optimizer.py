@@ -20,7 +20,7 @@ from torch import Tensor
 
 from dpmerge.errors import RecordingError
 from dpmerge.training.half_precision import HALF
-from dpmerge.training.noised_gradients import same
+from dpmerge.training.noised_gradients import all_same, same
 from dpmerge.training.optimizer_state import state_digest
 from dpmerge.training.sharded_models import SHARDED, local
 
@@ -59,7 +59,7 @@ class ReferenceOptimizer:
     @property
     def still(self) -> bool:
         """Whether the model has the weights that the private optimizer left."""
-        return all(same(local(p.detach()), w) for p, w in zip(self._parameters, self._weights, strict=True))
+        return all_same([local(parameter) for parameter in self._parameters], self._weights)
 
     def require_still(self) -> None:
         """Refuse weights that are not those the private optimizer left (swapped out and back again is fine)."""
@@ -84,6 +84,8 @@ class ReferenceOptimizer:
         finally:
             for weight in self._weights:
                 weight.grad = None
+        if self.still:
+            return
         for parameter, weight in zip(self._parameters, self._weights, strict=True):
             found, expected = local(parameter.detach()), weight.detach()
             if same(found, expected):

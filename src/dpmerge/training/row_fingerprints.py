@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -55,6 +56,7 @@ class RowFingerprints:
         self._generator = from_os_entropy(torch.device("cpu"))
         self._weights: dict[tuple[int, torch.device], Tensor] = {}
         self._handed: list[tuple[Any, int, bytes]] = []
+        self._scratch = np.empty(0, dtype=np.uint64)  # as large as the largest batch: new memory costs more than sums
         self._spot_checks = SpotChecks()
 
     def handed(self, batch: Any) -> Fingerprints:
@@ -96,11 +98,19 @@ class RowFingerprints:
         weights = self._weights_of(rows)
         if rows.device.type == "cpu":
             bits = rows.numpy().view(np.uint64)
-            sums: Any = (bits ^ (bits >> _HALF)) @ weights.numpy().view(np.uint64)
+            sums: Any = np.einsum("ij,j->i", self._folded(bits), weights.numpy().view(np.uint64))
         else:
             whole = rows.view(torch.int64)
             sums = ((whole ^ ((whole >> 32) & 0xFFFFFFFF)) * weights).sum(1).cpu().numpy()
         return bytes(sums.tobytes())
+
+    def _folded(self, bits: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+        if self._scratch.size < bits.size:
+            self._scratch = np.empty(bits.size, dtype=np.uint64)
+        folded = self._scratch[: bits.size].reshape(bits.shape)
+        np.right_shift(bits, _HALF, out=folded)
+        np.bitwise_xor(folded, bits, out=folded)
+        return folded
 
     def _weights_of(self, rows: Tensor) -> Tensor:
         key = rows.shape[1] // 2, rows.device

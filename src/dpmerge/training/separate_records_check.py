@@ -76,12 +76,12 @@ class SeparateRecordsCheck:
         """What entered the model since this was last asked."""
         return self._inputs.taken()
 
-    def require_separate(self, rows: int) -> None:
+    def require_separate(self, rows: int, *, batches: int = 1) -> None:
         """A physical batch of so many gradients is about to be added: refuse what surely is not one a record."""
         graph, self._graph = self._graph, None
         looked, self._looking = self._looking or self._gradients.asking, self._spot_checks.due()
         try:
-            if self._optimizer.accumulated_iterations != 1:  # refused when the step is taken
+            if batches != 1:  # refused when the step is taken
                 self._doubt("gradients of several batches in one step")
                 return
             # A loss that mixes records is refused of any batch, also where nothing else is looked at.

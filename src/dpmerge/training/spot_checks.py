@@ -6,10 +6,10 @@ within a few; one that does it once may be missed, with the probability stated.
 
 from __future__ import annotations
 
-import secrets
+import os
 
 FIRST_STEPS, ONE_IN = 16, 4
-"""So many steps are checked one after the other, and of the later ones one in so many."""
+"""So many steps are checked one after the other, and of the later ones one in so many, a power of two up to 256."""
 
 
 class SpotChecks:
@@ -21,4 +21,4 @@ class SpotChecks:
     def due(self) -> bool:
         """Whether the step that is next is checked."""
         self._steps += 1
-        return self._steps <= FIRST_STEPS or secrets.randbelow(ONE_IN) == 0
+        return self._steps <= FIRST_STEPS or os.urandom(1)[0] % ONE_IN == 0

@@ -126,6 +126,7 @@ class StepCount:
         self._leaves_something = begun > 0
         self._worst: StepSettings | None = None  # since the last checkpoint
         self._written: StepSettings | None = None
+        self._seen: StepSettings | None = None  # already in what is on disk
         self._since, self._at, self._block = time.monotonic(), begun, 1
 
     @property
@@ -142,7 +143,7 @@ class StepCount:
         may be withdrawn yet."""
         self._leaves_something = True
         if for_good:
-            self._worst = None
+            self._worst = self._seen = None
 
     def drawing(self) -> None:
         """A batch is about to be drawn: that one more step may be begun is on disk."""
@@ -150,9 +151,13 @@ class StepCount:
         self._require(max(self._drawn, self._begun + 1))
 
     def _require(self, upto: int) -> None:
-        self._worst = self._settings().worse(self._worst)
+        settings = self._settings()
+        if upto <= self._reserved and settings == self._seen:
+            return
+        self._worst = settings.worse(self._worst)
         if upto > self._reserved or self._worst.worse(self._written) != self._written:
             self._reserve(upto)
+        self._seen = settings
 
     def noising(self) -> None:
         """Noise is about to be drawn for one more step."""

@@ -88,7 +88,7 @@ class StepObserver:
         if self.ghost_gradients is not None:
             self.ghost_gradients.require_untouched()
         try:
-            self._separate_records.require_separate(rows)
+            self._separate_records.require_separate(rows, batches=self._reader.batches_waiting)
         except RecordingError:
             self._writer.write()  # what was called checked is so no longer
             raise

@@ -70,6 +70,8 @@ class StepReader:
         self._clip_norms: set[float] = set()
         self._ghost_rows: list[int] = []
         self.uniform = True
+        self.batches_waiting = 1
+        """Of how many passes gradients wait to be clipped; a step of more than one is refused when it is taken."""
         self.require_no_batch_statistics()
 
     @property
@@ -124,7 +126,9 @@ class StepReader:
         self._clip_norms.add(self.clip_norm)
         if self._ghost:
             return self._rows_of_ghost()
-        rows = {sum(len(part) for part in grad_samples(parameter)) for parameter in self._optimizer.params}
+        waiting = [grad_samples(parameter) for parameter in self._optimizer.params]
+        self.batches_waiting = max(map(len, waiting))
+        rows = {len(parts[0]) if len(parts) == 1 else sum(map(len, parts)) for parts in waiting}
         if len(rows) > 1:
             raise RecordingError(
                 f"model: {' and '.join(map(str, sorted(rows)))} gradients for different weights of one batch; each "
