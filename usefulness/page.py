@@ -216,8 +216,8 @@ def _averaging(portfolios: Document) -> Iterator[str]:
     yield (
         "Averages of finished models with [precision weights](reference/verbs/plan.md), beside the least private model "
         "in them. By [joint release](concepts/glossary.md#joint-release) an average costs a little more than that "
-        "model does alone, so that one that is no better is worth nothing. Averages of low-rank adapters are of each factor "
-        "by itself, and a product of averages is not the average of the products."
+        "model does alone, so that one that is no better is worth nothing. Averages of low-rank adapters are of each "
+        "factor by itself, and a product of averages is not the average of the products."
     )
     yield ""
     for name, each in portfolios.items():
@@ -254,8 +254,8 @@ def _trained(results: Document) -> Iterator[str]:
         f"Each portfolio: runs with σ = {noises} (named `s` and σ), Poisson batches of {scale['batch']} expected of "
         f"{scale['records']:,} private records, clip norm {scale['clip_norm']:g}, a constant rate, one start, four "
         "checkpoints each (named `@` and the step); [adjacency](concepts/glossary.md#adjacency) add_remove. Rates, the "
-        "batch size and the number of steps were chosen by how single models did in a few trials on test images, before "
-        "a plan of that portfolio was scored. Seeds differ in noise, in batches and in random starts; test images, "
+        "batch size and the number of steps were chosen by how single models did in a few trials on test images, "
+        "before a plan of that portfolio was scored. Seeds differ in noise, in batches and in random starts; test images, "
         "private images and the public starts are the same, so that what other data would change is not in the ±."
     )
     yield ""
