@@ -41,7 +41,7 @@ def _section(each: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> str:
     kinds = ", ".join(
         f"[`{name}`](#{name.lower()})" if name in classes else f"`{name}`" for name in map(ast.unparse, each.bases)
     )
-    return f"## `{each.name}`\n\n{meaning} A kind of {kinds}.\n\n**What to do:** {what}"
+    return f"### `{each.name}`\n\n{meaning} A kind of {kinds}.\n\n**What to do:** {what}"
 
 
 def _said(each: ast.ClassDef) -> tuple[str, str]:

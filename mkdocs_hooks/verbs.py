@@ -40,7 +40,7 @@ def usage(words: str) -> str:
     context = typer.Context(command, info_name=program, color=False)
     called = " ".join([program, *(piece.strip("{}") for piece in command.collect_usage_pieces(context))])
     rows = [_row(each, context) for each in command.params if not getattr(each, "hidden", False)]
-    return "\n".join(["```text", called, "```", "", "| | |", "|---|---|", *rows])
+    return "\n".join(["```text", called, "```", "", "| option | |", "|---|---|", *rows])
 
 
 def _command(words: str) -> tuple[str, TyperCommand]:

@@ -417,3 +417,18 @@ def test_every_decision_is_listed() -> None:
     listed = re.findall(r"^- \[(.*)\]\((.*)\)$", (DOCS / "decisions" / "index.md").read_text(), re.M)
     pages = sorted(DOCS.glob("decisions/0*.md"))
     assert listed == [(page.read_text().splitlines()[0].removeprefix("# "), page.name) for page in pages]
+
+
+def test_pages_that_code_names_exist() -> None:
+    """In docstrings, messages and computed pages, where nothing else would notice."""
+    files = [
+        file for place in ("src", "reproduction", "usefulness", "examples") for file in (ROOT / place).rglob("*.py")
+    ]
+    named = {
+        name
+        for file in [*files, ROOT / "Makefile", ROOT / "CONTRIBUTING.md"]
+        for name in re.findall(r"\bdocs/[\w/.-]+\.(?:md|json|png|ipynb)\b", file.read_text())
+    }
+    assert len(named) > 20
+    named -= {"docs/reference/verbs/VERB.md"}  # whichever it is
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []

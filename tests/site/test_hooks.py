@@ -112,7 +112,7 @@ def test_an_error_that_does_not_say_what_to_do_is_refused(tmp_path: Path) -> Non
     file.write_text(
         'class OddError(ValueError):\n    """Something odd.\n\n    What to do: look\n    closer.\n    """\n'
     )
-    assert index(file) == "## `OddError`\n\nSomething odd. A kind of `ValueError`.\n\n**What to do:** Look closer."
+    assert index(file) == "### `OddError`\n\nSomething odd. A kind of `ValueError`.\n\n**What to do:** Look closer."
     file.write_text('class OddError(ValueError):\n    """Something odd."""\n')
     with pytest.raises(PluginError, match="OddError"):
         index(file)
