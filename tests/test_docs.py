@@ -288,8 +288,8 @@ def test_every_option_of_the_reproduction_is_on_its_page() -> None:
 
 
 def test_documentation_names_no_machine() -> None:
-    for page in PAGES:
-        assert not re.search(r"(?<![\w.])/(home|root|work|tmp)/", page.read_text())
+    for page in [*PAGES, *DOCS.rglob("*.ipynb")]:
+        assert not re.search(r"(?<![\w.])/(home|root|work|tmp)/", page.read_text()), page.name
 
 
 GLOSSARY = {  # heading → how the word looks in a sentence
