@@ -88,4 +88,4 @@ examples: $(INSTALLED)  ## train the example portfolios again, into .examples
 	$(BIN)/python examples/probe/train.py --out .examples/probe
 
 clean:  ## remove everything that was set up
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis
