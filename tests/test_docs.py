@@ -411,6 +411,9 @@ def test_sections_of_the_theory_that_are_cited_exist() -> None:
     assert len(cited) > 50
     numbers = theory_sections()
     assert sorted(each for each in cited if each[0] not in numbers) == []
+    otherwise = r"docs/theory\.md|theory(?:\.md)?,? section \d"  # in any other form nobody would find it
+    code = [file for file in files if file.suffix in {".py", ".md"}]
+    assert [file.name for file in code if re.search(otherwise, file.read_text())] == []
 
 
 def test_every_decision_is_listed() -> None:
