@@ -27,6 +27,7 @@ from dpmerge.releasing.json_schemas import json_schema
 from dpmerge.terms.documents import Strict, models_in
 from dpmerge.terms.mechanism_schema import BlockSpec
 from dpmerge.training import record
+from mkdocs_hooks.verbs import with_usage
 from reproduction.__main__ import audit_app, experiments_app
 
 ROOT = Path(__file__).parents[1]
@@ -246,25 +247,30 @@ def test_the_python_of_the_ledger_page_runs(tmp_path: Path) -> None:
 
 
 LEDGER_VERBS = ("show", "spent", "cap", "recover", "verify", "export")
+MANIFEST_VERBS = ("new", "check", "write", "upgrade", "schema")
 
 
 @pytest.mark.parametrize(
     "verb",
     [
-        "example",
-        "plan",
+        "account",
+        "audit",
         "design",
+        "example",
         "feasible",
         "frontier",
-        "merge",
-        "verify",
+        "import",
+        "inspect",
         "keygen",
-        "audit",
+        "merge",
+        "plan",
+        "verify",
         *(f"ledger {verb}" for verb in LEDGER_VERBS),
+        *(f"manifest {verb}" for verb in MANIFEST_VERBS),
     ],
 )
 def test_every_option_of_a_verb_is_on_its_page(verb: str) -> None:
-    text = (VERBS / f"{verb.split()[0]}.md").read_text()
+    text = with_usage((VERBS / f"{verb.split()[0]}.md").read_text())
     result = CliRunner().invoke(app, [*verb.split(), "--help"], env={"COLUMNS": "200"})
     assert result.exit_code == 0
     options = result.stdout
@@ -277,13 +283,13 @@ def test_every_option_of_the_reproduction_is_on_its_page() -> None:
         result = CliRunner().invoke(command, ["--help"], env={"COLUMNS": "200"})
         assert result.exit_code == 0
         named = set(re.findall(r"--[a-z][a-z-]+", result.stdout)) - {"--help"}
-        text = (VERBS / page).read_text()
+        text = with_usage((VERBS / page).read_text())
         assert [option for option in sorted(named) if option not in text] == []
 
 
 def test_documentation_names_no_machine() -> None:
-    for page in PAGES:
-        assert not re.search(r"(?<![\w.])/(home|root|work|tmp)/", page.read_text())
+    for page in [*PAGES, *DOCS.rglob("*.ipynb")]:
+        assert not re.search(r"(?<![\w.])/(home|root|work|tmp)/", page.read_text()), page.name
 
 
 GLOSSARY = {  # heading → how the word looks in a sentence
@@ -405,3 +411,27 @@ def test_sections_of_the_theory_that_are_cited_exist() -> None:
     assert len(cited) > 50
     numbers = theory_sections()
     assert sorted(each for each in cited if each[0] not in numbers) == []
+    otherwise = r"docs/theory\.md|theory(?:\.md)?,? section \d"  # in any other form nobody would find it
+    code = [file for file in files if file.suffix in {".py", ".md"}]
+    assert [file.name for file in code if re.search(otherwise, file.read_text())] == []
+
+
+def test_every_decision_is_listed() -> None:
+    listed = re.findall(r"^- \[(.*)\]\((.*)\)$", (DOCS / "decisions" / "index.md").read_text(), re.M)
+    pages = sorted(DOCS.glob("decisions/0*.md"))
+    assert listed == [(page.read_text().splitlines()[0].removeprefix("# "), page.name) for page in pages]
+
+
+def test_pages_that_code_names_exist() -> None:
+    """In docstrings, messages and computed pages, where nothing else would notice."""
+    files = [
+        file for place in ("src", "reproduction", "usefulness", "examples") for file in (ROOT / place).rglob("*.py")
+    ]
+    named = {
+        name
+        for file in [*files, ROOT / "Makefile", ROOT / "CONTRIBUTING.md"]
+        for name in re.findall(r"\bdocs/[\w/.-]+\.(?:md|json|png|ipynb)\b", file.read_text())
+    }
+    assert len(named) > 15
+    named -= {"docs/reference/verbs/VERB.md"}  # whichever it is
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
