@@ -27,6 +27,9 @@ TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
 SHOWN = ("text/plain", "text/html", "image/png")
 """What a page of the site can show."""
 
+STYLE, FRAME = re.compile(r"<style scoped>.*?</style>\n?", re.S), '<table border="1" class="dataframe">'
+"""What pandas has around a table."""
+
 ALONE = """
 import sys
 import matplotlib.font_manager  # says that it makes its cache, the first time, and not in a tutorial's cell
@@ -83,7 +86,8 @@ def run(notebook: Path, place: Path, *, check: str = "pass") -> NotebookNode:
 def _stored(output: NotebookNode, number: int, alt: str | None) -> NotebookNode:
     """What is kept of an output: what a page can show, without the id that each release has for itself.
 
-    The text of a picture is what its cell's metadata have as `alt`, not how many dots it has.
+    The text of a picture is what its cell's metadata have as `alt`, not how many dots it has; a table of pandas is a
+    table as any other, for the page to style.
     """
     if output.output_type == "stream":
         output.text = _anonymous(output.text)
@@ -92,6 +96,8 @@ def _stored(output: NotebookNode, number: int, alt: str | None) -> NotebookNode:
     if "image/png" in output.data and alt is not None:
         output.data["text/plain"] = alt
     output.metadata = {}
+    if "text/html" in output.data:
+        output.data["text/html"] = STYLE.sub("", output.data["text/html"]).replace(FRAME, "<table>")
     if "execution_count" in output:
         output.execution_count = number
     return output

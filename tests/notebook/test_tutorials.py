@@ -18,7 +18,7 @@ CHECKS = {
         assert verification.verified
         assert 2.9 < release.guarantee.epsilon <= 3 and release.guarantee.delta == 1e-5
         assert plan.proved and len(plan.candidates) == 2
-        assert 0.4 < accuracy < 0.9, "an eighth is guessing"
+        assert 0.5 < accuracy < 0.9, "an eighth is guessing"
     """,
     "2-choosing-among-plans": """
         every = [*plans.values(), looked, unpaid, validated]
@@ -130,6 +130,6 @@ def test_a_tutorial_says_first_what_one_will_have_and_last_what_to_do_next(noteb
     assert first.startswith("# ")
     assert "**At the end you have**" in first
     assert re.search(r"(Eight|Ten) minutes to read", first)
-    assert last.startswith("## What next\n")
+    assert re.findall(r"^## .*$", last, re.M) == ["## What next"]
     words = sum(len(cell.source.split()) for cell in cells if cell.cell_type == "markdown")
     assert words < 1200, "ten minutes, with the code between"
