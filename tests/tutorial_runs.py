@@ -34,17 +34,17 @@ ALONE = """
 import sys
 import matplotlib.font_manager  # says that it makes its cache, the first time, and not in a tutorial's cell
 
-reached = []
+_reached = []
 
-def refuse(event, arguments):
+def _refuse(event, arguments):
     if event in ("socket.connect", "socket.getaddrinfo"):
         place = arguments[1] if event == "socket.connect" else arguments[0]
         place = place[0] if isinstance(place, tuple) else place
         if event == "socket.getaddrinfo" or not str(place).startswith(("/", "127.", "::1")):
-            reached.append(f"{event} {place}")
+            _reached.append(f"{event} {place}")
             raise OSError(f"a tutorial reaches for the network: {event} {place}")
 
-sys.addaudithook(refuse)
+sys.addaudithook(_refuse)
 """
 
 
@@ -59,7 +59,7 @@ def run(notebook: Path, place: Path, *, check: str = "pass") -> NotebookNode:
     shutil.copytree(ROOT / "examples", place / "examples", ignore=shutil.ignore_patterns("__pycache__"))
     book = nbformat.read(notebook, as_version=4)
     own = book.cells
-    around = [nbformat.v4.new_code_cell(code) for code in (ALONE, f"assert reached == []\n{check}")]
+    around = [nbformat.v4.new_code_cell(code) for code in (ALONE, f"assert _reached == [], _reached\n{check}")]
     book.cells = [around[0], *own, around[1]]
     environment = {**os.environ, "PYTHONPATH": str(Path(dpm.__file__).parents[1]), "TMPDIR": str(place / "temporary")}
     environment.pop("DPMERGE_LEDGER", None)

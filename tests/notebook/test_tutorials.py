@@ -9,6 +9,7 @@ from typing import Any
 
 import nbformat
 import pytest
+from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
 
 from tutorial_runs import SHOWN, TUTORIALS, run
@@ -104,6 +105,14 @@ def test_a_tutorial_runs_and_shows_what_is_stored(notebook: Path, tmp_path: Path
     assert files(tmp_path / "docs") == {}
     examples = Path(__file__).parents[2] / "examples"
     assert files(tmp_path / "examples") == files(examples)
+
+
+def test_a_notebook_that_reaches_for_the_network_fails_even_if_it_says_nothing(tmp_path: Path) -> None:
+    code = "import socket\ntry:\n    socket.create_connection(('192.0.2.1', 80), timeout=1)\nexcept OSError:\n    pass"
+    reaching = tmp_path / "reaching.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)]), reaching)
+    with pytest.raises(CellExecutionError, match="socket.getaddrinfo 192.0.2.1"):
+        run(reaching, tmp_path / "clone")
 
 
 @pytest.mark.parametrize("notebook", TUTORIALS, ids=lambda notebook: notebook.stem)
