@@ -11,7 +11,7 @@ INSTALLED := $(VENV)/.installed
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick check package bench soak reproduce usefulness audit examples tutorials chromium lint types imports clean
+.PHONY: help demo test quick check package bench soak reproduce usefulness audit examples chromium lint types imports clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -83,7 +83,8 @@ examples: $(INSTALLED)  ## train the example portfolios again, into .examples
 	$(BIN)/python examples/mnist/train.py --out .examples/mnist
 	$(BIN)/python examples/probe/train.py --out .examples/probe
 
-tutorials: $(INSTALLED)  ## run the notebooks of docs/tutorials, and store what they show: two minutes
+.PHONY: tutorials
+tutorials: $(INSTALLED)  ## run the notebooks of docs/tutorials again, and store what they show: two minutes
 	$(BIN)/python tests/tutorial_runs.py
 
 clean:  ## remove everything that was set up
