@@ -87,5 +87,9 @@ examples: $(INSTALLED)  ## train the example portfolios again, into .examples
 	$(BIN)/python examples/mnist/train.py --out .examples/mnist
 	$(BIN)/python examples/probe/train.py --out .examples/probe
 
+.PHONY: tutorials
+tutorials: $(INSTALLED)  ## run the notebooks of docs/tutorials again, and store what they show: two minutes
+	$(BIN)/python tests/tutorial_runs.py
+
 clean:  ## remove everything that was set up
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis
