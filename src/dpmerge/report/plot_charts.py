@@ -17,6 +17,7 @@ import numpy as np
 from dpmerge.errors import printable
 from dpmerge.report import styles, wording
 from dpmerge.report.axes import Axis
+from dpmerge.report.error_bars import Bars
 from dpmerge.report.plot_view import Visible, lines, ticks, view
 from dpmerge.report.plots import Plot, Series
 
@@ -57,7 +58,7 @@ class Chart:
 
 
 def plot_chart(plot: Plot, name: str, target: float | None = None) -> Chart:
-    """Lines, bands and marks. Bands come first, so that they cover no line.
+    """Lines, bands, bars and marks. Bands and bars come first, so that they cover no line.
 
     Args:
         plot: What is drawn.
@@ -72,7 +73,7 @@ def plot_chart(plot: Plot, name: str, target: float | None = None) -> Chart:
     """
     seen = view(plot)
     pairs = list(zip(plot.series, seen.series, strict=True))
-    bands = {place: _band(*pair) for place, pair in enumerate(pairs) if pair[0].line and pair[1].stretches}
+    bands = {place: _errors(*pair) for place, pair in enumerate(pairs) if pair[0].line and _has_errors(pair[1])}
     data = [*bands.values(), *(_line(plot, *pair) for pair in pairs)]
     legend = tuple(
         Legend(series, (*([list(bands).index(place)] if place in bands else []), len(bands) + place))
@@ -107,9 +108,9 @@ def _line(plot: Plot, series: Series, points: Visible) -> Trace:
             for x, y, error in zip(series.x, series.y, points.high - points.y, strict=True)
         ],
         "hovertemplate": [_told(plot, name) for name in series.points] or _told(plot, series.label),
-        "line": {"color": series.colour, "width": 1.5 if series.thin else 3, **_stroke(series)},
+        "line": {"color": series.colour, "width": (1.5 if series.thin else 3) + 3 * points.on_top, **_stroke(series)},
         "marker": {
-            "symbol": _SYMBOLS[series.marks],
+            "symbol": [_SYMBOLS[series.marks] + "-open" * bool(end) for end in points.open],
             "size": [int(size) for size in np.where(points.marked, _SIZES[series.marks], 0)],
             "opacity": 1,
             "color": series.colour,
@@ -126,7 +127,30 @@ def _line(plot: Plot, series: Series, points: Visible) -> Trace:
 
 
 def _stroke(series: Series) -> dict[str, str]:
-    return {"dash": "dash" if series.dashed else "solid", "shape": "hv" if series.steps else "linear"}
+    dash = {(False, False): "solid", (True, False): "dash", (False, True): "2px,3px", (True, True): "9px,3px,2px,3px"}
+    return {"dash": dash[series.dashed, series.dotted], "shape": "hv" if series.steps else "linear"}
+
+
+def _has_errors(points: Visible) -> bool:
+    return bool(points.stretches) or points.bars is not None
+
+
+def _errors(series: Series, points: Visible) -> Trace:
+    return _band(series, points) if points.bars is None else _bars(series, points.bars)
+
+
+def _bars(series: Series, bars: Bars) -> Trace:
+    """On a point of the line, which hides it."""
+    reach = {"array": numbers(bars.high - bars.y), "arrayminus": numbers(bars.y - bars.low)}
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "x": numbers(bars.x),
+        "y": numbers(bars.y),
+        "marker": {"size": 2, "color": series.colour},
+        "error_y": {"type": "data", "symmetric": False, **reach, "color": series.colour, "thickness": 1.5, "width": 3},
+        "hoverinfo": "skip",
+    }
 
 
 def _band(series: Series, points: Visible) -> Trace:

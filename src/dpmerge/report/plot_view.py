@@ -1,7 +1,8 @@
 """What of a plot can be seen: which points, how far their errors reach, and the axes around them.
 
 Guarantees: one decision for the page, the picture and the terminal; a point that an axis cannot show, such as zero on a
-logarithmic one, is a gap; a point that no line reaches bears a mark.
+logarithmic one, is a gap; a point that no line reaches bears a mark; where a line jumps, its end is an open circle;
+bands that would lie on one another are bars beside each other.
 Refuses: a series of which x, y and error are not of one length.
 """
 
@@ -17,6 +18,8 @@ import numpy.typing as npt
 from dpmerge.accounting.validation import Array
 from dpmerge.errors import InvalidInputError, printable
 from dpmerge.report.axes import TINY, Axis
+from dpmerge.report.error_bars import Bars, bars
+from dpmerge.report.overlaps import Drawn, bands_that_meet, lines_on_top, runs
 from dpmerge.report.plots import Plot, Series
 
 MOST_MARKS = 12
@@ -37,13 +40,15 @@ class Visible:
     high: Array
     alone: npt.NDArray[np.bool_]  # points without a neighbour to draw a line to
     marked: npt.NDArray[np.bool_]
+    open: npt.NDArray[np.bool_]  # ends of a line at a jump, whose value is that of the point beyond
+    bars: Bars | None = None  # instead of a band
+    on_top: int = 0  # lines that hide a good part of this one
 
     @property
     def stretches(self) -> list[slice]:
-        """Two or more points in a row with errors: there a band can be drawn."""
+        """Two or more points in a row with errors: there a band is drawn, unless there are bars."""
         inside = np.isfinite(self.low) & np.isfinite(self.high)
-        ends = np.flatnonzero(np.diff(np.concatenate(([False], inside, [False])).astype(int)))
-        return [slice(int(begin), int(end)) for begin, end in ends.reshape(-1, 2) if end - begin > 1]
+        return [run for run in runs(inside) if run.stop - run.start > 1] if self.bars is None else []
 
     @property
     def barred(self) -> npt.NDArray[np.bool_]:
@@ -69,13 +74,37 @@ def view(plot: Plot) -> View:
         across = Axis(*plot.x_range, log=plot.log_x)
     if not plot.log_y:
         up = Axis.of((ends for s in seen for ends in (s.y, s.low, s.high)), wide=math.inf)
-        return View(across, up, tuple(seen))
+        return _arranged(plot, across, up, seen)
     # An error that reaches zero, or nearly, would stretch a logarithmic axis without end: it is shown for a decade.
     up = Axis.of((ends for s in seen for ends in (s.y, np.maximum(s.low, s.y / 10), s.high)), wide=1.0)
-    return View(across, up, tuple(replace(s, low=np.maximum(s.low, up.low)) for s in seen))
+    return _arranged(plot, across, up, [replace(s, low=np.maximum(s.low, up.low)) for s in seen])
 
 
-def ticks(axis: Axis) -> dict[float, str]:
+def _arranged(plot: Plot, across: Axis, up: Axis, seen: list[Visible]) -> View:
+    """With bars for bands that would lie on one another, and what is known of lines that do."""
+    lines = [
+        Drawn(across.places(s.x), *map(up.places, (s.y, _in_a_row(s, s.low), _in_a_row(s, s.high))), steps=series.steps)
+        for series, s in zip(plot.series, seen, strict=True)
+    ]
+    lined = [place for place, series in enumerate(plot.series) if series.line]
+    banded = [place for place in lined if seen[place].stretches]
+    solid = [place for place in lined if not (plot.series[place].dashed or plot.series[place].dotted)]
+    counts = lines_on_top([lines[place] for place in solid], [plot.series[place].colour for place in solid])
+    for place, count in zip(solid, counts, strict=True):
+        seen[place] = replace(seen[place], on_top=count)
+    meeting = bands_that_meet([lines[place] for place in banded])
+    barred = [place for place, meets in zip(banded, meeting, strict=True) if meets]
+    for rank, place in enumerate(barred):
+        seen[place] = replace(seen[place], bars=bars(lines[place], rank, len(barred)).on(across, up))
+    return View(across, up, tuple(seen))
+
+
+def _in_a_row(seen: Visible, ends: Array) -> Array:
+    """Of errors, those of points on a line: a point alone has its own bar."""
+    return np.where(seen.alone, np.nan, ends)
+
+
+def ticks(axis: Axis, most: int = MOST_TICKS) -> dict[float, str]:
     """The numbers at an axis, and how they are written: few enough to be read, and more than one.
 
     >>> list(ticks(Axis(90.0, 420.0, log=True)).values()), list(ticks(Axis(1e-6, 2e9, log=True)).values())
@@ -84,8 +113,8 @@ def ticks(axis: Axis) -> dict[float, str]:
     if axis.log and axis.high < LEAST_RATIO * axis.low:
         found = Axis(axis.low, axis.high, log=False).round_ticks()
     else:
-        found = axis.round_ticks(most=MOST_TICKS)
-    return {tick: _written(tick) for tick in found[:: -(-len(found) // MOST_TICKS)]}
+        found = axis.round_ticks(most=most)
+    return {tick: _written(tick) for tick in found[:: -(-len(found) // max(most, 2))]}
 
 
 def lines(text: str, width: int) -> list[str]:
@@ -114,13 +143,15 @@ def _visible(series: Series, plot: Plot) -> Visible:
         found = f"{x.shape}, {y.shape} and {error.shape}"
         raise InvalidInputError(f"series {series.name}", series, "x, y and error of one length", found=found)
     shown = _on(x, log=plot.log_x) & _on(y, log=plot.log_y)
+    jumps = np.concatenate(([False], np.isnan(x), [False]))
     x[~shown] = y[~shown] = np.nan
     error[~np.isfinite(error)] = np.nan
     padded = np.concatenate(([False], shown, [False]))
     alone = shown & ~padded[:-2] & ~padded[2:] if series.line else shown
     every = np.arange(x.size) % max(1, x.size // MOST_MARKS) == 0
-    marked = alone | (shown & every & (series.marks != "none"))
-    return Visible(x, y, y - error, y + error, alone, marked)
+    open_ends = shown & ~alone & (jumps[:-2] | jumps[2:]) & (series.line and not series.steps)
+    marked = alone | open_ends | (shown & every & (series.marks != "none"))
+    return Visible(x, y, y - error, y + error, alone, marked, open_ends)
 
 
 def _on(values: Array, *, log: bool) -> npt.NDArray[np.bool_]:
