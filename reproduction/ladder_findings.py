@@ -32,7 +32,13 @@ _DATA = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
 
 def drawings(numbers: dict[str, Any]) -> list[Drawing]:
     plots = tuple(_drawing(name, found) for name, found in numbers.items())
-    words = " ".join(f"{lettered(place)} {plot.words}" for place, plot in enumerate(plots))
+    own = " ".join(f"{lettered(place)} {plot.words}" for place, plot in enumerate(plots))
+    words = (
+        "Runs with the same settings; the average of the first k of them costs the joint release of k runs, whatever "
+        "the model. Beside it, at the same ε: one run with less noise, the best random choice among the models for "
+        "the other ε's, and the run for the largest ε stopped early. Bars: 95 % confidence over repetitions with other "
+        f"noise. {own}"
+    )
     return [Panels(name="ladder-averages", heading=plots[0].heading, words=words, plots=plots)]
 
 
@@ -52,11 +58,8 @@ def _drawing(name: str, found: dict[str, Any]) -> Plot:
         caption=_DATA.get(name, name),
         heading="Does averaging k equal runs do as well as training once for the same ε?",
         words=(
-            f"{ks[-1]} runs with the same settings (σ = {found['noise_multiplier']:g}, {found['steps']} steps); the "
-            f"average of the first k = {', '.join(map(str, ks))} of them costs the joint release of k runs, whatever "
-            "the model. Beside it, at the same ε: one run with less noise, the best random choice among the models "
-            "for the other ε's, and the run for the largest ε stopped early. Bars: 95 % confidence over "
-            f"{repetitions} repetitions with other noise."
+            f"{ks[-1]} runs, σ = {found['noise_multiplier']:g}, {found['steps']} steps, k = {', '.join(map(str, ks))}; "
+            f"{repetitions} repetitions."
         ),
         across=f"ε at δ = {DELTA:g} (one record replaced)",
         up="accuracy on public test images",

@@ -78,7 +78,7 @@ def test_a_note_of_all_panels_stands_above_and_that_of_one_at_its_letter() -> No
 
 def test_panels_are_on_a_page_each_with_its_letter(monkeypatch: pytest.MonkeyPatch) -> None:
     without_plotly(monkeypatch)
-    text = page_of(panels(plot(FEW, note="of one"), plot(MANY, note="of the other")))  # type: ignore[arg-type]
+    text = page_of(panels(plot(FEW, note="of one"), plot(MANY, note="of the other")))
     assert set(embedded(text)["charts"]) == {"plot-0-0", "plot-0-1"}
     shown = Elements(text).text
     for words in ("Several at once", "How they are read.", "(a) case 0", "(b) case 1", "of one", "of the other"):

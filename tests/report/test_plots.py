@@ -20,7 +20,7 @@ from dpmerge.report.plot_layout import COLUMN, PAGE
 from dpmerge.report.plot_page import plot_page, write_plot_page
 from dpmerge.report.plot_pictures import DPI, plot_figure, settings, write_plot_pictures
 from dpmerge.report.plot_view import lines, ticks, view
-from dpmerge.report.plots import COLOURS, Heatmaps, Plot, Series, Table
+from dpmerge.report.plots import COLOURS, Drawing, Heatmaps, Plot, Series, Table
 from report.analyses import ordinary
 from report.test_page import Elements, embedded, without_plotly
 
@@ -101,7 +101,7 @@ TABLES = [
 ]
 
 
-def page_of(*drawings: Plot | Heatmaps, tables: list[Table] | None = None) -> str:
+def page_of(*drawings: Drawing, tables: list[Table] | None = None) -> str:
     return plot_page("A title", "and more", ["A paragraph."], drawings, tables or [])
 
 

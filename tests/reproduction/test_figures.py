@@ -6,9 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from dpmerge.report.plots import COLOURS, Drawing, Heatmaps, Panels, Series
 from report.legible_text import complaints
+from reproduction.__main__ import experiments_app
 from reproduction.experiments import EXPERIMENTS, experiment
 from reproduction.pages import FOLDER
 from reproduction.results import Results
@@ -65,3 +67,19 @@ def test_lines_of_one_panel_do_not_look_alike(name: str) -> None:
         for plot in drawing.plots if isinstance(drawing, Panels) else ():
             looks = [(s.colour, s.dashed, s.dotted, s.thin, s.marks, s.line) for s in plot.series]
             assert len(set(looks)) == len(looks), plot.name
+
+
+def test_pictures_are_drawn_again_as_pdf_if_asked_for(tmp_path: Path) -> None:
+    folder = tmp_path / FOLDER / "composition"
+    folder.mkdir(parents=True)
+    (folder / "composition.json").write_bytes((DOCS / FOLDER / "composition" / "composition.json").read_bytes())
+    result = CliRunner().invoke(experiments_app, ["composition", "-o", str(tmp_path), "--redraw", "--pdf"])
+    assert result.exit_code == 0, result.output
+    assert (folder / "composition-costs.pdf").read_bytes().startswith(b"%PDF")
+    assert (folder / "composition-costs.png").exists()
+
+
+def test_pdf_without_results_to_draw_is_refused() -> None:
+    result = CliRunner().invoke(experiments_app, ["composition", "--pdf"])
+    assert result.exit_code == 2
+    assert "--pdf with --redraw" in result.stderr

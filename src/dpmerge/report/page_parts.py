@@ -176,9 +176,9 @@ def _panels(drawing: Panels, name: str, target: float | None) -> tuple[str, list
     """One below the other, each with its letter, and what is to be known of it alone."""
     charts = [plot_chart(plot, f"{name}-{place}", target) for place, plot in enumerate(drawing.plots)]
     parts = []
-    for plot, caption, chart in zip(drawing.plots, drawing.captions, charts, strict=True):
-        note = f'<p class="note">{as_text(plot.note)}</p>\n' if plot.note and not drawing.note else ""
-        parts.append(f"<h3>{as_text(caption)}</h3>\n{note}{_chart(chart)}")
+    for (caption, note), chart in zip(drawing.captions, charts, strict=True):
+        said = f'<p class="note">{as_text(note)}</p>\n' if note else ""
+        parts.append(f"<h3>{as_text(caption)}</h3>\n{said}{_chart(chart)}")
     return "\n".join(parts), charts
 
 

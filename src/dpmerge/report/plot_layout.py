@@ -99,13 +99,8 @@ def _columns(count: int) -> int:
 
 
 def _caption(panels: Panels, place: int, width: float) -> str:
-    """The letter and a few words, and below them what holds for this panel alone."""
-    caption, plot = panels.captions[place], panels.plots[place]
-    note = "" if panels.note else plot.note
-    if plot.caption and note.startswith(plot.caption):  # what is said in full is not said twice
-        caption, note = caption.removesuffix(plot.caption) + note, ""
-    parts = (caption, note)
-    return "\n".join(line for part in parts for line in lines(part, letters(width, TEXT)))
+    """Broken into lines."""
+    return "\n".join(line for part in panels.captions[place] for line in lines(part, letters(width, TEXT)))
 
 
 def _shared(legends: Sequence[Sequence[Series]]) -> list[Series]:

@@ -82,10 +82,7 @@ def view(plot: Plot) -> View:
 
 def _arranged(plot: Plot, across: Axis, up: Axis, seen: list[Visible]) -> View:
     """With bars for bands that would lie on one another, and what is known of lines that do."""
-    lines = [
-        Drawn(across.places(s.x), *map(up.places, (s.y, _in_a_row(s, s.low), _in_a_row(s, s.high))), steps=series.steps)
-        for series, s in zip(plot.series, seen, strict=True)
-    ]
+    lines = [_drawn(series, s, across, up) for series, s in zip(plot.series, seen, strict=True)]
     lined = [place for place, series in enumerate(plot.series) if series.line]
     banded = [place for place in lined if seen[place].stretches]
     solid = [place for place in lined if not (plot.series[place].dashed or plot.series[place].dotted)]
@@ -99,9 +96,10 @@ def _arranged(plot: Plot, across: Axis, up: Axis, seen: list[Visible]) -> View:
     return View(across, up, tuple(seen))
 
 
-def _in_a_row(seen: Visible, ends: Array) -> Array:
-    """Of errors, those of points on a line: a point alone has its own bar."""
-    return np.where(seen.alone, np.nan, ends)
+def _drawn(series: Series, seen: Visible, across: Axis, up: Axis) -> Drawn:
+    """With the errors of points on a line only: a point alone has its own bar."""
+    low, high = (up.places(np.where(seen.alone, np.nan, ends)) for ends in (seen.low, seen.high))
+    return Drawn(across.places(seen.x), up.places(seen.y), low, high, steps=series.steps)
 
 
 def ticks(axis: Axis, most: int = MOST_TICKS) -> dict[float, str]:

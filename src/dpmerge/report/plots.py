@@ -111,10 +111,15 @@ class Panels:
         return notes.pop() if len(notes) == 1 else ""
 
     @property
-    def captions(self) -> list[str]:
-        """A letter and a few words for each, where there are several."""
-        letters = [f"{lettered(place)} " for place in range(len(self.plots))] if len(self.plots) > 1 else [""]
-        return [f"{letter}{plot.caption or plot.heading}" for letter, plot in zip(letters, self.plots, strict=True)]
+    def captions(self) -> list[tuple[str, str]]:
+        """Of each panel its letter and a few words, and what is to be known of it alone."""
+        found = []
+        for place, plot in enumerate(self.plots):
+            letter = f"{lettered(place)} " if len(self.plots) > 1 else ""
+            words, note = plot.caption or plot.heading, "" if self.note else plot.note
+            # What a note says in full is not said twice.
+            found.append((letter + note, "") if note.startswith(words) else (letter + words, note))
+        return found
 
 
 Drawing = Plot | Heatmaps | Panels
