@@ -66,14 +66,14 @@ def panels_figure(panels: Panels) -> Figure:
 
     columns = _columns(len(panels.plots))
     rows = -(-len(panels.plots) // columns)
-    width = 72 * PAGE / columns
+    width, tall = 72 * PAGE / columns, 126.0 if columns < 3 else 104.0
     captions = [_caption(panels, place, width - BESIDE) for place in range(len(panels.plots))]
     shared = _shared([plot.series for plot in panels.plots])
     across = 2 if columns == 2 else 3
     names = _wrapped([series.label for series in shared], 72 * PAGE / across)
     own = [[] if shared else _wrapped([s.label for s in plot.series], width) for plot in panels.plots]
     heights = [
-        max(130 + LINE * (1 + text.count("\n")) + 72 * _legend_height(legend, 1) for text, legend in pairs)
+        max(tall + 26 + LINE * (1 + text.count("\n")) + 72 * _legend_height(legend, 1) for text, legend in pairs)
         for pairs in _in_rows(list(zip(captions, own, strict=True)), columns)
     ]
     figure = Figure(figsize=(PAGE, sum(heights) / 72 + _legend_height(names, across)), layout="constrained")
@@ -84,7 +84,7 @@ def panels_figure(panels: Panels) -> Figure:
             continue
         plot = panels.plots[place]
         repeated = place % columns > 0 and panels.plots[place - 1].up == plot.up
-        draw_plot(axes, plot, Inside(width - BESIDE, 104), named_up=not repeated)
+        draw_plot(axes, plot, Inside(width - BESIDE, tall), named_up=not repeated)
         axes.set_title(captions[place], loc="left", fontsize=TEXT)
         if own[place]:
             below = -(2.2 * SMALL + LINE * (1 + axes.get_xlabel().count("\n")) + 4)
