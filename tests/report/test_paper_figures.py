@@ -13,6 +13,7 @@ from dpmerge.planning.analysis import Analysis
 from dpmerge.report.analysis_plots import analysis_plots
 from dpmerge.report.error_bars import ASIDE
 from dpmerge.report.jumps import with_jumps
+from dpmerge.report.plot_axes import EDGE, STRONG
 from dpmerge.report.plot_charts import plot_chart
 from dpmerge.report.plot_pictures import plot_figure, settings, write_plot_pictures
 from dpmerge.report.plot_view import view
@@ -133,13 +134,21 @@ def test_a_jump_is_a_gap_between_an_open_circle_and_a_point() -> None:
     assert [place for place, symbol in enumerate(symbols) if symbol == "circle-open"] == [2, 20]
 
 
-def test_a_solid_line_under_another_colour_is_wider_and_one_under_dashes_is_not() -> None:
+def test_a_solid_line_is_wider_where_another_colour_hides_it_and_nowhere_else() -> None:
     under, over = replace(MANY, error=None), replace(MANY, error=None, colour=COMBINE, name="over")
-    assert [seen.on_top for seen in view(plot(under, over)).series] == [1, 0]
-    assert [seen.on_top for seen in view(plot(under, replace(over, dashed=True))).series] == [0, 0]
-    assert [seen.on_top for seen in view(plot(under, replace(over, y=over.y + 5))).series] == [0, 0]
-    widths = [trace["line"]["width"] for trace in plot_chart(plot(under, over), "x").data]
-    assert widths[0] > widths[1]
+    half = replace(over, y=np.where(over.x < 2, over.y, over.y - 20))
+    seen, other = view(plot(under, half)).series
+    assert other.hidden is None
+    assert seen.hidden is not None
+    there = np.isfinite(seen.hidden.y)
+    assert seen.hidden.x[there].max() < 2
+    assert seen.hidden.x[there].min() < 0.3
+    np.testing.assert_allclose(seen.hidden.y[there], np.interp(seen.hidden.x[there], MANY.x, MANY.y))
+    for beside in (replace(over, dashed=True), replace(over, y=over.y + 5), replace(over, y=50 - over.y)):
+        assert all(each.hidden is None for each in view(plot(under, beside)).series)
+    with settings():
+        drawn = plot_figure(plot(under, half)).axes[0].lines
+    assert sorted(line.get_linewidth() for line in drawn) == pytest.approx([STRONG, STRONG, STRONG + EDGE])
 
 
 def test_the_four_kinds_of_lines_have_four_patterns() -> None:

@@ -19,8 +19,8 @@ SAMPLES = np.linspace(0, 1, 201)
 NEAR = 0.004
 """Of the height of a plot: lines nearer than this are seen as one."""
 
-COVERED = 0.5
-"""The share of a line under another one from which on it is drawn wider."""
+LONG = 8
+"""Samples from which on a stretch under another line is drawn wider: a mere crossing is none."""
 
 MOST_ON_TOP = 2
 
@@ -74,14 +74,22 @@ def bands_that_meet(lines: Sequence[Drawn]) -> list[bool]:
         ]
 
 
-def lines_on_top(lines: Sequence[Drawn], colours: Sequence[str]) -> list[int]:
-    """Of each line how many of those after it, which are drawn on it in another colour, hide a good part of it."""
+def hidden_stretches(lines: Sequence[Drawn], colours: Sequence[str]) -> list[tuple[Array, int]]:
+    """Of each line its heights at SAMPLES where others, drawn after it in another colour, hide it; and how many do.
+
+    >>> flat = Drawn(np.array([0.0, 1.0]), *3 * (np.array([0.5, 0.5]),), steps=False)
+    >>> [(int(np.isfinite(heights).sum()), depth) for heights, depth in hidden_stretches([flat, flat], ["red", "blue"])]
+    [(201, 1), (0, 0)]
+    """
     heights = [line.at(SAMPLES)[0] for line in lines]
-    counts = []
+    found = []
     for place, height in enumerate(heights):
-        seen = np.isfinite(height).sum()
         after = [other for n, other in enumerate(heights) if n > place and colours[n] != colours[place]]
         with np.errstate(invalid="ignore"):
-            hidden = [int(np.sum(np.abs(height - other) < NEAR)) for other in after]
-        counts.append(min(sum(bool(count > COVERED * seen) for count in hidden), MOST_ON_TOP) if seen else 0)
-    return counts
+            hiding = sum((np.abs(height - other) < NEAR for other in after), np.zeros(SAMPLES.size, dtype=int))
+        long = np.zeros(SAMPLES.size, dtype=bool)
+        for run in runs(hiding > 0):
+            long[run] = run.stop - run.start >= LONG
+        depth = min(int(hiding[long].max(initial=0)), MOST_ON_TOP)
+        found.append((np.where(long, height, np.nan), depth))
+    return found

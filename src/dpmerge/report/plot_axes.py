@@ -1,7 +1,7 @@
 """A plot drawn into axes of matplotlib: lines, bands, bars, marks and their names; and what a legend shows of them.
 
 Guarantees: solid is proved and exact, dots are RDP, dashes what is not proved, both together dots between dashes; a
-line under another one is wider, so that it is seen. Names of points are in `point_names`.
+line is wider where it lies under another one, so that it is seen. Names of points are in `point_names`.
 """
 
 from __future__ import annotations
@@ -90,13 +90,13 @@ def handle(series: Series) -> tuple[Artist, ...]:
     return (Line2D([], [], **_stroke(series), **marks),)
 
 
-def _stroke(series: Series, on_top: int = 0) -> dict[str, Any]:
+def _stroke(series: Series, below: int = 0) -> dict[str, Any]:
     if not series.line:
         return {"color": series.colour, "linestyle": "none"}
     width = FINE if series.thin else STRONG
     return {
         "color": series.colour,
-        "linewidth": width + EDGE * on_top,
+        "linewidth": width + EDGE * below,
         "linestyle": _DASHES[series.dashed, series.dotted],
         "dash_capstyle": "butt",
     }
@@ -111,7 +111,10 @@ def _draw(axes: Axes, series: Series, points: Visible) -> None:
     # Not clipped: a mark at the edge of the axes is seen whole.
     common: dict[str, Any] = {"zorder": order, "in_layout": False, "clip_on": False}
     shape = "steps-post" if series.steps else "default"
-    axes.plot(x, y, **_stroke(series, points.on_top), drawstyle=shape, **common)
+    axes.plot(x, y, **_stroke(series), drawstyle=shape, **common)
+    if points.hidden is not None:
+        wider = _stroke(series, points.hidden.depth)
+        axes.plot(points.hidden.x, points.hidden.y, **wider, drawstyle=shape, **common)
     for which, how in ((points.marked & ~points.open, {}), (points.open, {"markerfacecolor": "white"})):
         if which.any():
             marker = {**_MARKERS[series.marks], **({"markeredgecolor": series.colour} if how else {}), **how}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,10 +73,10 @@ def plot_chart(plot: Plot, name: str, target: float | None = None) -> Chart:
     """
     seen = view(plot)
     pairs = list(zip(plot.series, seen.series, strict=True))
-    bands = {place: _errors(*pair) for place, pair in enumerate(pairs) if pair[0].line and _has_errors(pair[1])}
-    data = [*bands.values(), *(_line(plot, *pair) for pair in pairs)]
+    below = [(place, trace) for place, pair in enumerate(pairs) for trace in _below(*pair)]
+    data = [*(trace for _, trace in below), *(_line(plot, *pair) for pair in pairs)]
     legend = tuple(
-        Legend(series, (*([list(bands).index(place)] if place in bands else []), len(bands) + place))
+        Legend(series, (*(n for n, (of, _) in enumerate(below) if of == place), len(below) + place))
         for place, series in enumerate(plot.series)
     )
     drawn = layout(_axis(seen.across, plot.across, ACROSS), _axis(seen.up, plot.up, UP))
@@ -108,7 +108,7 @@ def _line(plot: Plot, series: Series, points: Visible) -> Trace:
             for x, y, error in zip(series.x, series.y, points.high - points.y, strict=True)
         ],
         "hovertemplate": [_told(plot, name) for name in series.points] or _told(plot, series.label),
-        "line": {"color": series.colour, "width": (1.5 if series.thin else 3) + 3 * points.on_top, **_stroke(series)},
+        "line": {"color": series.colour, "width": 1.5 if series.thin else 3, **_stroke(series)},
         "marker": {
             "symbol": [_SYMBOLS[series.marks] + "-open" * bool(end) for end in points.open],
             "size": [int(size) for size in np.where(points.marked, _SIZES[series.marks], 0)],
@@ -131,12 +131,12 @@ def _stroke(series: Series) -> dict[str, str]:
     return {"dash": dash[series.dashed, series.dotted], "shape": "hv" if series.steps else "linear"}
 
 
-def _has_errors(points: Visible) -> bool:
-    return bool(points.stretches) or points.bars is not None
-
-
-def _errors(series: Series, points: Visible) -> Trace:
-    return _band(series, points) if points.bars is None else _bars(series, points.bars)
+def _below(series: Series, points: Visible) -> Iterator[Trace]:
+    """What is drawn before all lines. Of a line under another one nothing: the legend switches that off."""
+    if series.line and points.stretches:
+        yield _band(series, points)
+    if points.bars is not None:
+        yield _bars(series, points.bars)
 
 
 def _bars(series: Series, bars: Bars) -> Trace:

@@ -19,7 +19,7 @@ from dpmerge.accounting.validation import Array
 from dpmerge.errors import InvalidInputError, printable
 from dpmerge.report.axes import TINY, Axis
 from dpmerge.report.error_bars import Bars, bars
-from dpmerge.report.overlaps import Drawn, bands_that_meet, lines_on_top, runs
+from dpmerge.report.overlaps import SAMPLES, Drawn, bands_that_meet, hidden_stretches, runs
 from dpmerge.report.plots import Plot, Series
 
 MOST_MARKS = 12
@@ -28,6 +28,15 @@ MOST_MARKS = 12
 MOST_TICKS = 9
 LEAST_RATIO = 10.0
 """Below it, 1, 2, 5, 10, … are too few numbers for a logarithmic axis."""
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """Stretches of a line that others hide, which are drawn wider below them; NaN between."""
+
+    x: Array
+    y: Array
+    depth: int  # how many lie on it
 
 
 @dataclass(frozen=True)
@@ -42,7 +51,7 @@ class Visible:
     marked: npt.NDArray[np.bool_]
     open: npt.NDArray[np.bool_]  # ends of a line at a jump, whose value is that of the point beyond
     bars: Bars | None = None  # instead of a band
-    on_top: int = 0  # lines that hide a good part of this one
+    hidden: Hidden | None = None  # where other lines lie on this one
 
     @property
     def stretches(self) -> list[slice]:
@@ -86,9 +95,10 @@ def _arranged(plot: Plot, across: Axis, up: Axis, seen: list[Visible]) -> View:
     lined = [place for place, series in enumerate(plot.series) if series.line]
     banded = [place for place in lined if seen[place].stretches]
     solid = [place for place in lined if not (plot.series[place].dashed or plot.series[place].dotted)]
-    counts = lines_on_top([lines[place] for place in solid], [plot.series[place].colour for place in solid])
-    for place, count in zip(solid, counts, strict=True):
-        seen[place] = replace(seen[place], on_top=count)
+    stretches = hidden_stretches([lines[place] for place in solid], [plot.series[place].colour for place in solid])
+    for place, (heights, depth) in zip(solid, stretches, strict=True):
+        if depth:
+            seen[place] = replace(seen[place], hidden=Hidden(across.values(SAMPLES), up.values(heights), depth))
     meeting = bands_that_meet([lines[place] for place in banded])
     barred = [place for place, meets in zip(banded, meeting, strict=True) if meets]
     for rank, place in enumerate(barred):
