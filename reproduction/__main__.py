@@ -51,6 +51,9 @@ def reproduce(
     redraw: Annotated[
         bool, typer.Option("--redraw", help="Draw pictures and pages again from results that are there.")
     ] = False,
+    pdf: Annotated[
+        bool, typer.Option("--pdf", help="With --redraw: every picture as PDF too, as a paper includes it.")
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print all results as JSON, when everything is done.")
     ] = False,
@@ -81,8 +84,10 @@ def reproduce(
         _require_folder(data)
         if not 0 <= seed < 2**32:
             raise InvalidInputError("seed", seed, "an integer from 0 to 4294967295")
+        if pdf and not redraw:
+            raise InvalidInputError("pdf", True, "--pdf with --redraw, once there are results")
         if redraw:
-            found = draw_again(experiments, output)
+            found = draw_again(experiments, output, kinds=("png", "pdf") if pdf else ("png",))
         else:
             found = run(
                 experiments,

@@ -25,7 +25,7 @@ from dpmerge.accounting import (
 from dpmerge.accounting.validation import Array
 from dpmerge.planning.feasible_weights import Weightings, lattice
 from dpmerge.planning.usable_checkpoints import UsableCheckpoint, usable_checkpoints
-from dpmerge.report.plots import COLOURS, Drawing, Plot, Series, values
+from dpmerge.report.plots import COLOURS, Drawing, Panels, Plot, Series, lettered, values
 from dpmerge.terms.recipe import Recipe
 from reproduction.frontiers import held_out, in_sample
 from reproduction.pareto import monotone
@@ -189,7 +189,9 @@ def _best_averages(rows: Array, averaged: Sequence[Array]) -> dict[str, list[flo
 
 
 def drawings(numbers: dict[str, Any]) -> list[Drawing]:
-    return [_drawing(name, found, numbers["delta"]) for name, found in numbers["tasks"].items()]
+    plots = tuple(_drawing(name, found, numbers["delta"]) for name, found in numbers["tasks"].items())
+    words = " ".join(f"{lettered(place)} {plot.words}" for place, plot in enumerate(plots))
+    return [Panels(name="checkpoints-frontiers", heading=plots[0].heading, words=words, plots=plots)]
 
 
 def _drawing(name: str, found: dict[str, Any], delta: float) -> Plot:
@@ -203,7 +205,7 @@ def _drawing(name: str, found: dict[str, Any], delta: float) -> Plot:
             y=utilities.mean(axis=0),
             error=None if key == SELECT_RDP else _band(utilities),
             colour=colour,
-            marks="dots" if key == SELECT_RDP else "none",
+            dotted=key == SELECT_RDP,
             steps=key == COMBINED,
         )
 
@@ -224,12 +226,13 @@ def _drawing(name: str, found: dict[str, Any], delta: float) -> Plot:
     epochs = ", ".join(f"{int(epoch)}" for epoch in found["epochs"])
     return Plot(
         name=f"checkpoints-{name}",
+        caption={"mnist": "MNIST", "cifar10": "CIFAR-10"}.get(name, name),
         heading="What do the earlier checkpoints of a run add to its last one?",
         words=(
             f"For each privacy level ε (δ = {delta:g}, records added or removed) the accuracy of the best mixture of "
             f"one run's checkpoints after epochs {epochs} that costs no more: chosen on one half of the public images, "
             f"measured on the other, mean of {len(accuracies)} repetitions with 95 % confidence. Random selection "
-            "publishes one checkpoint drawn at random, RDP (dots) read through the paper's conversion; an average "
+            "publishes one checkpoint drawn at random, RDP (dotted) read through the paper's conversion; an average "
             "costs what its latest checkpoint does. To choose by accuracy is not paid for here."
         ),
         across=f"ε at δ = {delta:g} (one record added or removed)",

@@ -7,7 +7,7 @@ paper's closed form to five digits; PLD is exact, for N Gaussians of μ are one 
 from __future__ import annotations
 
 from itertools import product
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -20,8 +20,8 @@ from dpmerge.accounting import (
     optimal_composition,
 )
 from dpmerge.accounting.validation import Array
-from dpmerge.report.plots import Drawing, Plot, Series, values
-from dpmerge.report.styles import THEOREMS
+from dpmerge.report.plots import COLOURS, Drawing, Panels, Plot, Series, lettered, values
+from dpmerge.report.styles import OTHERS
 from reproduction.presets import DELTA
 from reproduction.run_store import RunStore
 from reproduction.statements import Statement, all_hold
@@ -145,12 +145,12 @@ def _order(ratios: Array, chosen: tuple[int, ...]) -> dict[str, Any]:
 
 
 _LOOKS = {
-    "advanced": ("advanced composition", THEOREMS[5]),
-    "basic": ("basic composition", THEOREMS[6]),
-    "optimal": ("optimal composition of (ε, δ) pairs", THEOREMS[3]),
-    "classic": ("RDP, classic conversion (the paper's)", THEOREMS[1]),
-    "improved": ("RDP, improved conversion", THEOREMS[2]),
-    "pld": ("PLD, exact", THEOREMS[4]),
+    "advanced": ("advanced composition", OTHERS[2]),
+    "basic": ("basic composition", OTHERS[0]),
+    "optimal": ("optimal composition of (ε, δ) pairs", OTHERS[1]),
+    "classic": ("RDP, classic conversion (the paper's)", COLOURS["joint_release"]),
+    "improved": ("RDP, improved conversion", COLOURS["joint_release"]),
+    "pld": ("PLD, exact", COLOURS["joint_release"]),
 }
 
 
@@ -158,9 +158,10 @@ def drawings(numbers: dict[str, Any]) -> list[Drawing]:
     shown = numbers["shown"]
     exact, across = values(shown["pld"]), "N, mechanisms released together"
     note = f"each Gaussian with sensitivity / deviation = {numbers['mu']:g}; total δ = {numbers['total']:g}"
-    return [
+    plots = (
         Plot(
             name="composition-epsilon",
+            caption="the cost",
             heading="What do N releases cost together, by each way of accounting?",
             words="N equal Gaussian mechanisms on the same data. Basic, advanced and optimal composition know of each "
             "mechanism no more than one pair (ε, δ); RDP and PLD know its whole privacy profile. All at the same total "
@@ -174,6 +175,7 @@ def drawings(numbers: dict[str, Any]) -> list[Drawing]:
         ),
         Plot(
             name="composition-ratio",
+            caption="the same over the exact cost",
             heading="How many times the exact cost does each way of accounting charge?",
             words="The same ε's divided by the exact one (PLD). One is exact.",
             across=across,
@@ -183,13 +185,16 @@ def drawings(numbers: dict[str, Any]) -> list[Drawing]:
             log_y=True,
             note=note,
         ),
-    ]
+    )
+    words = " ".join(f"{lettered(place)} {plot.words}" for place, plot in enumerate(plots))
+    return [Panels(name="composition-costs", heading=plots[0].heading, words=words, plots=plots)]
 
 
 def _series(method: str, shown: dict[str, Any], y: Array) -> Series:
     name, colour = _LOOKS[method]
-    dots = method in ("classic", "improved")
-    return Series(name=name, x=values(shown["counts"]), y=y, colour=colour, marks="dots" if dots else "none")
+    dotted = method in ("classic", "improved")
+    marks: Literal["none", "squares"] = "squares" if method == "classic" else "none"
+    return Series(name=name, x=values(shown["counts"]), y=y, colour=colour, dotted=dotted, marks=marks)
 
 
 def statements(numbers: dict[str, Any]) -> list[Statement]:

@@ -13,8 +13,8 @@ import numpy as np
 
 from dpmerge.accounting import GaussianProfile, RenyiProfile, gaussian_epsilon, selection_epsilons
 from dpmerge.accounting.validation import Array
-from dpmerge.report.plots import COLOURS, Drawing, Plot, Series, values
-from dpmerge.report.styles import THEOREMS
+from dpmerge.report.plots import COLOURS, Drawing, Panels, Plot, Series, lettered, values
+from dpmerge.report.styles import OTHERS, PARAMETERS
 from reproduction.gaussian_mixture import (
     MovedMixture,
     MovedVectorMixture,
@@ -110,14 +110,15 @@ def drawings(numbers: dict[str, Any]) -> list[Drawing]:
     epsilon = f"ε at δ = {numbers['delta']:g}"
     here, reach, grid, example = numbers["here"], numbers["reach"][0], numbers["grids"][0], numbers["example"]
     orders, ratios = reach["orders"], values(grid["combine"]) / values(grid["mixture"])
-    shown = [(grid["chances"].index(p), p, c) for p, c in zip((0.1, 0.5, 0.9), THEOREMS[1:4], strict=True)]
+    shown = [(grid["chances"].index(p), p, c) for p, c in zip((0.1, 0.5, 0.9), PARAMETERS, strict=True)]
     relative = here["shifts"][0] / here["deviations"][0]
     dimensions = example["dimensions"]
     size = len(dimensions)
     case = f"σ₂ = {reach['deviations'][1]:g} σ₁"
-    return [
+    plots = (
         Plot(
             name="mean-exact",
+            caption="at equal variance",
             heading="At equal variance: random selection (RS), charged and exact, and linear combination (LC)",
             words="RS is certified as if the index drawn were published. For a single number with the index untold its "
             "exact ε is known too, by quadrature, and lower. All three have the same mean squared error at the same "
@@ -127,22 +128,29 @@ def drawings(numbers: dict[str, Any]) -> list[Drawing]:
             series=(
                 _line("RS, index known: what is certified", here["variances"], _column(here["bound"]), _RS),
                 _line("LC of the same variance", here["variances"], _column(here["combine"]), _LC),
-                _line("RS, one number and the index untold", here["variances"], _column(here["mixture"]), _UNTOLD),
+                _line(
+                    "RS, one number and the index untold",
+                    here["variances"],
+                    _column(here["mixture"]),
+                    _RS,
+                    marks="dots",
+                ),
             ),
             note=f"σ = ({here['deviations'][0]:g}, {here['deviations'][1]:g}), Δ = {here['shifts'][0]:g}",
         ),
         Plot(
             name="mean-theorem",
+            caption="where the theorem holds",
             heading="How small must the sensitivity be for the paper's theorem, and does it hold where ε is decided?",
             words="The theorem: at equal variance and order α, LC's Rényi divergence is no larger than that of RS as "
-            "one number, if the sensitivity Δ is small enough. Each dotted line is the largest Δ for which it held. "
+            "one number, if the sensitivity Δ is small enough. Each line with dots is the largest Δ for which it held. "
             f"The grey line shows for which Δ this order is the one that gives {epsilon} (π = 0.5), the dark one the Δ "
             "of this experiment. Where they lie above the dots, the theorem says nothing of that ε.",
             across="order α",
             up="sensitivity Δ, in units of the smaller σ",
             series=(
                 *(_line(f"holds below, π = {p:g}", orders, reach["held"][k], c, marks="dots") for k, p, c in shown),
-                _line("order α decides ε", orders, reach["deciding"][reach["chances"].index(0.5)], THEOREMS[6]),
+                _line("order α decides ε", orders, reach["deciding"][reach["chances"].index(0.5)], OTHERS[2]),
                 _line("this experiment", orders, [relative] * len(orders), COLOURS["models"]),
             ),
             log_x=True,
@@ -151,6 +159,7 @@ def drawings(numbers: dict[str, Any]) -> list[Drawing]:
         ),
         Plot(
             name="mean-excess",
+            caption="what LC costs over RS",
             heading="Does linear combination (LC) cost more than random selection (RS), the index untold?",
             words=f"{epsilon} of LC over the exact one of RS of the same variance. Above one LC costs more, against "
             "what the theorem in Rényi divergence suggests.",
@@ -165,23 +174,27 @@ def drawings(numbers: dict[str, Any]) -> list[Drawing]:
         ),
         Plot(
             name="mean-dimensions",
+            caption="of more than one number",
             heading="How many numbers does it take to reveal which estimate was drawn?",
             words="The same noise on every coordinate of a vector, the data moving one of them. The length of the "
             "other coordinates tells which noise was used: the exact ε of RS rises to what is certified.",
             across="dimensions of the output",
             up=epsilon,
             series=(
-                _line("RS, index untold", dimensions, example["vector"], _UNTOLD, marks="dots"),
+                _line("RS, index untold", dimensions, example["vector"], _RS, marks="dots"),
                 _line("RS, index known: what is certified", dimensions, [example["bound"]] * size, _RS),
                 _line("LC, any dimension", dimensions, [example["combine"]] * size, _LC),
             ),
             log_x=True,
             note=_case(example),
         ),
-    ]
+    )
+    words = " ".join(f"{lettered(place)} {plot.heading} {plot.words}" for place, plot in enumerate(plots))
+    heading = "What does random selection (RS) cost if the index drawn is not told?"
+    return [Panels(name="mean-index", heading=heading, words=words, plots=plots)]
 
 
-_RS, _LC, _UNTOLD = COLOURS["select"], COLOURS["combine"], THEOREMS[1]
+_RS, _LC = COLOURS["select"], COLOURS["combine"]
 
 
 def _line(name: str, x: object, y: object, colour: str, *, marks: Literal["none", "dots"] = "none") -> Series:

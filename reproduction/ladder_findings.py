@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from dpmerge.report.plots import COLOURS, Drawing, Plot, Series, values
-from dpmerge.report.styles import THEOREMS
+from dpmerge.report.plots import COLOURS, Drawing, Panels, Plot, Series, lettered, values
+from dpmerge.report.styles import OTHERS
 from reproduction.presets import DELTA
 from reproduction.statements import Difference, Statement, Verdict, all_hold, difference, margins
 
@@ -20,15 +20,26 @@ THEORY = {1: (0.051, 0.785), 2: (0.074, 0.821), 4: (0.108, 0.841), 8: (0.158, 0.
 
 _LINES = {
     "averages": ("average of k equal runs", COLOURS["combine"], "squares"),
-    "retrained": ("trained once with the noise σ/√k", THEOREMS[4], "diamonds"),
+    "retrained": ("trained once with the noise σ/√k", OTHERS[0], "diamonds"),
     "selected rungs": ("the best random selection of the other averages", COLOURS["select"], "dots"),
-    "selected models": ("the best random selection of the other trained models", THEOREMS[3], "dots"),
-    "prefixes": ("the run trained for the top ε, stopped early", THEOREMS[1], "diamonds"),
+    "selected models": ("the best random selection of the other trained models", COLOURS["select"], "squares"),
+    "prefixes": ("the run trained for the top ε, stopped early", OTHERS[1], "diamonds"),
 }
 
 
+_DATA = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
+
+
 def drawings(numbers: dict[str, Any]) -> list[Drawing]:
-    return [_drawing(name, found) for name, found in numbers.items()]
+    plots = tuple(_drawing(name, found) for name, found in numbers.items())
+    own = " ".join(f"{lettered(place)} {plot.words}" for place, plot in enumerate(plots))
+    words = (
+        "Runs with the same settings; the average of the first k of them costs the joint release of k runs, whatever "
+        "the model. Beside it, at the same ε: one run with less noise, the best random choice among the models for "
+        "the other ε's, and the run for the largest ε stopped early. Bars: 95 % confidence over repetitions with other "
+        f"noise. {own}"
+    )
+    return [Panels(name="ladder-averages", heading=plots[0].heading, words=words, plots=plots)]
 
 
 def _drawing(name: str, found: dict[str, Any]) -> Plot:
@@ -44,13 +55,11 @@ def _drawing(name: str, found: dict[str, Any]) -> Plot:
     repetitions = len(values(found["accuracies"]["averages"]))
     return Plot(
         name=f"ladder-{name}",
+        caption=_DATA.get(name, name),
         heading="Does averaging k equal runs do as well as training once for the same ε?",
         words=(
-            f"{ks[-1]} runs with the same settings (σ = {found['noise_multiplier']:g}, {found['steps']} steps); the "
-            f"average of the first k = {', '.join(map(str, ks))} of them costs the joint release of k runs, whatever "
-            "the model. Beside it, at the same ε: one run with less noise, the best random choice among the models "
-            "for the other ε's, and the run for the largest ε stopped early. Bars and bands: 95 % confidence over "
-            f"{repetitions} repetitions with other noise."
+            f"{ks[-1]} runs, σ = {found['noise_multiplier']:g}, {found['steps']} steps, k = {', '.join(map(str, ks))}; "
+            f"{repetitions} repetitions."
         ),
         across=f"ε at δ = {DELTA:g} (one record replaced)",
         up="accuracy on public test images",
@@ -65,7 +74,7 @@ def statements(numbers: dict[str, Any]) -> list[Statement]:
 
 
 def _statements(name: str, found: dict[str, Any]) -> Iterator[Statement]:
-    data = {"mnist": "MNIST", "cifar10": "CIFAR-10"}.get(name, name)
+    data = _DATA.get(name, name)
     if name == "mnist" and (found["noise_multiplier"], found["steps"]) == (512, 20):
         yield theory_statement(found)
     yield _root_growth(data, found)

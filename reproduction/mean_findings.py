@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dpmerge.accounting.validation import Array
-from dpmerge.report.plots import COLOURS, Drawing, Plot, Series, values
+from dpmerge.report.plots import COLOURS, Drawing, Panels, Plot, Series, values
 from reproduction import hidden_index_selection
 from reproduction.presets import DELTA
 from reproduction.statements import Statement, all_hold
@@ -28,10 +28,16 @@ def value_variance() -> float:
 
 
 def drawings(numbers: dict[str, Any]) -> list[Drawing]:
-    return [
-        _tradeoff(numbers),
+    plots = (
         *_sweep(numbers, "selection", "random selection", "π, the probability of the less noisy estimate"),
         *_sweep(numbers, "combination", "linear combination", "λ, the weight of the less noisy estimate"),
+    )
+    cost, error = plots[:2]
+    words = f"(a), (c) {cost.words} (b), (d) {error.words}"
+    heading = "What do random selection and linear combination cost, and give, as their weight varies?"
+    return [
+        _tradeoff(numbers),
+        Panels(name="mean-weights", heading=heading, words=words, plots=plots),
         *hidden_index_selection.drawings(numbers["untold"]),
     ]
 
@@ -47,12 +53,12 @@ def _line(name: str, x: object, y: object, colour: str, **how: Any) -> Series:
 
 def _tradeoff(numbers: dict[str, Any]) -> Plot:
     series = []
-    for accounting, marks, mark in (("rdp", "dots", "squares"), ("pld", "none", "diamonds")):
+    for accounting, dotted, mark in (("rdp", True, "squares"), ("pld", False, "diamonds")):
         found, inputs = numbers["frontier"][accounting], numbers["inputs"]
         words = accounting.upper()
         series += [
-            _line(f"random selection (RS), {words}", found["targets"], found["select"], _RS, marks=marks),
-            _line(f"linear combination (LC), {words}", found["targets"], found["combine"], _LC, marks=marks),
+            _line(f"random selection (RS), {words}", found["targets"], found["select"], _RS, dotted=dotted),
+            _line(f"linear combination (LC), {words}", found["targets"], found["combine"], _LC, dotted=dotted),
             _line(f"the two estimates, {words}", inputs[accounting], inputs["error"], _GREY, marks=mark, line=False),
         ]
     return Plot(
@@ -60,7 +66,7 @@ def _tradeoff(numbers: dict[str, Any]) -> Plot:
         heading="How accurate a mean can two private estimates give within each ε?",
         words="Of two noisy means of the same data, random selection (RS) publishes one drawn at random and linear "
         "combination (LC) a weighted average. Each line shows the least mean squared error within ε, by Rényi "
-        "accounting (RDP, dots) and by the exact privacy profile (PLD). Lower and further left is better. RS ends at "
+        "accounting (RDP, dotted) and by the exact privacy profile (PLD). Lower and further left is better. RS ends at "
         "the less noisy estimate; LC goes on below it, because averaging cancels noise.",
         across=_EPSILON,
         up="mean squared error",
@@ -70,7 +76,7 @@ def _tradeoff(numbers: dict[str, Any]) -> Plot:
 
 
 def _sweep(numbers: dict[str, Any], part: str, name: str, across: str) -> list[Plot]:
-    """The two panels of a figure of the appendix: ε, and the error with what was measured."""
+    """Two panels: ε, and the error with what was measured."""
     found, drawn = numbers[part], numbers["monte_carlo"]
     colour, weights = (_RS if part == "selection" else _LC), found["weights"]
     chosen = np.array([what == part for what in drawn["what"]])
@@ -79,22 +85,26 @@ def _sweep(numbers: dict[str, Any], part: str, name: str, across: str) -> list[P
     return [
         Plot(
             name=f"mean-{part}-epsilon",
+            caption=f"{name}: cost",
             heading=f"What does {name} cost as its weight varies?",
-            words="Weight 0 is the noisier estimate, weight 1 the less noisy one. Dots: Rényi accounting (RDP); "
-            "plain line: the exact privacy profile (PLD).",
+            words="Weight 0 is the noisier estimate, weight 1 the less noisy one. Dotted: Rényi accounting (RDP); "
+            "solid: the exact privacy profile (PLD).",
             across=across,
+            x_range=(-0.02, 1.02),
             up=_EPSILON,
             series=(
-                _line(f"{name}, RDP", weights, found["rdp"], colour, marks="dots"),
+                _line(f"{name}, RDP", weights, found["rdp"], colour, dotted=True),
                 _line(f"{name}, PLD", weights, found["pld"], colour),
             ),
             note=_SETTING,
         ),
         Plot(
             name=f"mean-{part}-error",
+            caption=f"{name}: error",
             heading=f"How accurate is {name} as its weight varies?",
             words=f"The formula, and what {drawn['draws']:,} data sets drawn anew gave.",
             across=across,
+            x_range=(-0.02, 1.02),
             up="mean squared error",
             series=(
                 _line(f"{name}, formula", weights, found["error"], colour),

@@ -27,7 +27,6 @@ from dpmerge.errors import TargetOutOfReachError
 from dpmerge.planning.feasible_weights import Weightings, lattice
 from dpmerge.planning.usable_checkpoints import UsableCheckpoint, usable_checkpoints
 from dpmerge.report.plots import COLOURS, Plot, Series, values
-from dpmerge.report.styles import THEOREMS
 from dpmerge.terms.recipe import Recipe
 from reproduction.frontiers import held_out, in_sample
 from reproduction.presets import DELTA
@@ -168,15 +167,15 @@ def pareto_drawing(numbers: dict[str, Any], *, name: str, heading: str, note: st
 
     def curve(key: str, label: str, colour: str, *, dashed: bool = False) -> Series:
         utilities = values(numbers["curves"][key]["held_out"])
-        rdp, banded = key in (SELECT_RDP, ASSUMED_RDP), key in (SELECT_PLD, ASSUMED_PLD, PLANNED)
+        rdp, barred = key in (SELECT_RDP, ASSUMED_RDP), key in (SELECT_PLD, ASSUMED_PLD, PLANNED)
         return Series(
             name=label,
             x=targets,
             y=utilities.mean(axis=0),
-            error=_band(utilities) if banded else None,  # more bands than these hide one another
+            error=_band(utilities) if barred else None,  # more bars than these hide one another
             colour=colour,
             dashed=dashed,
-            marks="dots" if rdp else "none",
+            dotted=rdp,
             steps=key == PROVED,
         )
 
@@ -186,7 +185,7 @@ def pareto_drawing(numbers: dict[str, Any], *, name: str, heading: str, note: st
         curve(SELECT_PLD, "random selection, PLD", COLOURS["select"]),
         curve(ASSUMED_RDP, "linear combination, RDP (assumed)", COLOURS["combine"], dashed=True),
         curve(ASSUMED_PLD, "linear combination, PLD (assumed)", COLOURS["combine"], dashed=True),
-        curve(PROVED, "linear combination, joint release (its choice not paid for)", THEOREMS[1]),
+        curve(PROVED, "linear combination, joint release (its choice not paid for)", COLOURS["joint_release"]),
         curve(PLANNED, "planned without looking, proved", COLOURS["mix"]),
         Series(
             name="the models themselves, PLD",
@@ -196,13 +195,14 @@ def pareto_drawing(numbers: dict[str, Any], *, name: str, heading: str, note: st
             colour=COLOURS["models"],
             marks="diamonds",
             line=False,
+            points=tuple(numbers["names"]),
         ),
     )
     words = (
         f"For each privacy level ε (δ = {numbers['delta']:g}) the accuracy of the best mixture of "
         f"{len(numbers['names'])} models that costs no more: chosen on one half of the public images, measured on the "
-        f"other, mean of {len(accuracies)} repetitions with other noise. Bands (of the PLD and the planned curves) are "
-        "95 % confidence intervals. RDP, with dots, is read through the paper's conversion to (ε, δ). Dashed is the "
+        f"other, mean of {len(accuracies)} repetitions with other noise. Bars (of the PLD and the planned curves) are "
+        "95 % confidence intervals. RDP, dotted, is read through the paper's conversion to (ε, δ). Dashed is the "
         "paper's accounting of linear combination, assumed, not proved here; joint release of the models with positive "
         "weight is proved for weights fixed beforehand. To choose by accuracy, as all curves but the planned one do, "
         "is not paid for. The planned curve is proved, and chosen by the records alone."

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from dpmerge.report.plots import COLOURS, Drawing, Plot, Series, values
-from dpmerge.report.styles import THEOREMS
+from dpmerge.accounting.validation import Array
+from dpmerge.report.plots import COLOURS, Drawing, Panels, Plot, Series, values
 from reproduction.presets import DELTA
 from reproduction.statements import Statement, Verdict, all_hold, difference, margins
 
@@ -24,18 +24,25 @@ THEORY = {"without noise": 0.945, "with noise": 0.427, "merged_trajectory": 0.51
 """theory 9.1: ε of these weights under the decaying rate, σ = 64 and 32, 20 steps."""
 
 _LINES = {
-    "hidden_state": ("linear combination with release noise, proved by hidden_state", COLOURS["combine"]),
+    "hidden_state": ("linear combination with release noise, proved by hidden_state", COLOURS["hidden_state"]),
     "selection": ("random selection of a model", COLOURS["select"]),
     "singles": ("the best single model within ε", COLOURS["models"]),
-    "ladder": ("averages by joint release (the ladder)", THEOREMS[1]),
-    "merged_trajectory": ("linear combination by merged_trajectory, assumed, not proved here", THEOREMS[2]),
+    "ladder": ("averages by joint release (the ladder)", COLOURS["joint_release"]),
+    "merged_trajectory": (
+        "linear combination by merged_trajectory, assumed, not proved here",
+        COLOURS["merged_trajectory"],
+    ),
 }
+
+_HIDDEN, _JOINT, _CLAIMED = (COLOURS[name] for name in ("hidden_state", "joint_release", "merged_trajectory"))
 
 _RATES = {"constant": "a constant learning rate", "decaying": "a learning rate that decays to zero"}
 
 
 def drawings(numbers: dict[str, Any]) -> list[Drawing]:
-    return [*(_frontier(name, found) for name, found in numbers.items()), _needed_noise(numbers)]
+    plots = tuple(_frontier(name, found) for name, found in numbers.items())
+    heading = "What is reached at each ε, no model looked at?"
+    return [Panels(name="probe-frontiers", heading=heading, words=plots[0].words, plots=plots), _needed_noise(numbers)]
 
 
 def _frontier(name: str, found: dict[str, Any]) -> Plot:
@@ -50,12 +57,13 @@ def _frontier(name: str, found: dict[str, Any]) -> Plot:
     series.append(Series(name=trained, x=costs, y=models.mean(axis=0), colour=grey, marks="diamonds", line=False))
     return Plot(
         name=f"probe-{name}",
+        caption=f"with {_RATES[name]}",
         heading=f"What is reached at each ε with {_RATES[name]}, no model looked at",
         words=(
             "Each line is what the planner releases for a target ε by one method, and the accuracy to expect of it; a "
             "line begins where its method has something to offer. Release noise lets a linear combination serve "
             "targets below the most private model. Dashed: what the paper would claim, which is not proved for these "
-            f"runs. Bands: 95 % confidence over {len(models)} repetitions with other noise."
+            f"runs. Bars: 95 % confidence over {len(models)} repetitions with other noise."
         ),
         across=f"target ε at δ = {DELTA:g} (one record replaced)",
         up="expected accuracy on public test images",
@@ -69,12 +77,12 @@ def _needed_noise(numbers: dict[str, Any]) -> Plot:
     """The example of theory 9.1 over its release noise; the other theorems do not count that noise."""
     constant, decaying = (numbers[name]["example"] for name in ("constant", "decaying"))
     shares = values(decaying["release_noises"])
-    level = np.ones(shares.shape)
-    lines = {
-        "proved by hidden_state, constant rate": (values(constant["epsilons"]), THEOREMS[3]),
-        "proved by hidden_state, decaying rate": (values(decaying["epsilons"]), THEOREMS[0]),
-        "proved by joint release": (decaying["joint_release"] * level, THEOREMS[1]),
-        "claimed by merged_trajectory: assumed, not proved here": (decaying["merged_trajectory"] * level, THEOREMS[2]),
+    level, claimed = np.ones(shares.shape), decaying["merged_trajectory"]
+    lines: dict[str, tuple[Array, str, Literal["none", "dots"]]] = {
+        "proved by hidden_state, constant rate": (values(constant["epsilons"]), _HIDDEN, "dots"),
+        "proved by hidden_state, decaying rate": (values(decaying["epsilons"]), _HIDDEN, "none"),
+        "proved by joint release": (decaying["joint_release"] * level, _JOINT, "none"),
+        "claimed by merged_trajectory: assumed, not proved here": (claimed * level, _CLAIMED, "none"),
     }
     return Plot(
         name="probe-release-noise",
@@ -87,8 +95,8 @@ def _needed_noise(numbers: dict[str, Any]) -> Plot:
         across="release noise, in units of the noise of one step at the highest rate",
         up=f"ε at δ = {DELTA:g} (one record replaced)",
         series=tuple(
-            Series(name=title, x=shares, y=line, colour=colour, dashed="not proved" in title)
-            for title, (line, colour) in lines.items()
+            Series(name=title, x=shares, y=line, colour=colour, marks=marks, dashed="not proved" in title)
+            for title, (line, colour, marks) in lines.items()
         ),
         note=numbers["constant"]["described"],
     )

@@ -56,8 +56,8 @@ def run(
             yield results
 
 
-def redraw(names: Sequence[str], folder: Path) -> Iterator[Results]:
-    """Pictures and pages again, from results that are there; nothing is trained or measured."""
+def redraw(names: Sequence[str], folder: Path, *, kinds: Sequence[str] = ("png",)) -> Iterator[Results]:
+    """Pictures, of these kinds, and pages again, from results that are there; nothing is trained or measured."""
     home = folder / FOLDER
     wanted = chosen(names)
     if "all" in names:
@@ -65,7 +65,7 @@ def redraw(names: Sequence[str], folder: Path) -> Iterator[Results]:
     if not wanted:
         raise InvalidInputError("output", str(folder), "a folder in which `python -m reproduction` has written results")
     for name in wanted:
-        results = _written(Results.read(home / name / f"{name}.json"), home)
+        results = _written(Results.read(home / name / f"{name}.json"), home, kinds)
         _write_overview(folder)
         yield results
 
@@ -91,12 +91,12 @@ def measured(name: str, store: RunStore) -> Results:
     return Results.parsed(results.document(), name)
 
 
-def _written(results: Results, home: Path) -> Results:
+def _written(results: Results, home: Path, kinds: Sequence[str] = ("png",)) -> Results:
     name, made = results.experiment, experiment(results.experiment)
     place = made_folder(home / name)
     write_whole(place / f"{name}.json", _json(results))
     drawings, statements = made.drawings(results.numbers), made.statements(results.numbers)
-    write_plot_pictures(drawings, place)
+    write_plot_pictures(drawings, place, kinds)
     rows = [(s.verdict, f"{s.claim} ({s.source})", s.measured, s.why) for s in statements]
     table = Table(heading="What was found", head=("agrees?", "claim", "measured", "why"), rows=rows)
     subtitle = f"python -m reproduction {name}: preset {results.preset}, seed {results.seed}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import combinations
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -23,8 +23,8 @@ from dpmerge.accounting.validation import Array
 from dpmerge.errors import NoGuaranteeError
 from dpmerge.planning.candidates import THEOREM_NAMES, AskedTheorem
 from dpmerge.planning.feasible_weights import Weightings
-from dpmerge.report import styles
-from dpmerge.report.plots import COLOURS, Drawing, Plot, Series, values
+from dpmerge.report.jumps import with_jumps
+from dpmerge.report.plots import COLOURS, Drawing, Panels, Plot, Series, lettered, values
 from reproduction import mean, mnist
 from reproduction.counterexample_figures import contraction, logistic, revealed, schedule, step_noises
 from reproduction.mean_findings import DEVIATIONS, RECORDS
@@ -35,8 +35,6 @@ from reproduction.tasks import PROBE_CLIP_NORM
 from reproduction.training import Setup, warm_up_and_decay
 
 TITLE = "Soundness: what linear combination costs by four theorems"
-
-_COLOURS = dict(zip(THEOREM_NAMES, (*styles.THEOREMS[1:4], COLOURS["combine"]), strict=True))
 
 _READ_FOR = "paper, section 6, read for clipping each gradient"
 
@@ -137,35 +135,35 @@ def edge(pair: Sequence[Checkpoint], points: int, *, release_noise: float = 0.0)
 
 
 def drawings(numbers: dict[str, Any]) -> list[Drawing]:
-    return [
+    plots = tuple(
         _drawing(numbers[name]["described"], found, f"soundness-{name}-{place + 1}", numbers["delta"])
         for name in ("mnist", "mean", "probe")
         for place, found in enumerate(numbers[name]["edges"])
-    ]
+    )
+    own = " ".join(f"{lettered(place)} {plot.words}" for place, plot in enumerate(plots))
+    words = (
+        f"ε at δ = {numbers['delta']:g} of the average of two models, against the weight of the second, by each "
+        "theorem that has a formula for it. Joint release pays for both models as if they were published, last step "
+        "for all but their last update, hidden state for smooth models of which nothing but the average is ever seen; "
+        "merged trajectory is the paper's. A solid line is proved for these models, a dashed one is not; an open "
+        f"circle is where a line jumps, for there a model drops out. {own}"
+    )
+    return [Panels(name="soundness-theorems", heading=plots[0].heading, words=words, plots=plots)]
 
 
 def _drawing(described: str, found: dict[str, Any], name: str, delta: float) -> Plot:
-    shares = values(found["shares"])
-    series = [
-        Series(
-            name=_called(of) + (": proved" if of["proved"] else ": assumed, not proved here"),
-            x=shares,
-            y=values(of["epsilons"]),
-            colour=COLOURS["mix"] if of["release_noise"] else _COLOURS[of["theorem"]],
-            dashed=not of["proved"],
-        )
-        for of in found["theorems"]
-        if not _is_silent(of)
-    ]
+    series = []
+    for of in found["theorems"]:
+        if _is_silent(of):
+            continue
+        x, y = with_jumps(values(found["shares"]), values(of["epsilons"]))
+        said = ": proved" if of["proved"] else ": assumed, not proved here"
+        marks: Literal["none", "squares"] = "squares" if of["release_noise"] else "none"
+        colour = COLOURS[of["theorem"]]
+        series.append(Series(name=_called(of) + said, x=x, y=y, colour=colour, marks=marks, dashed=not of["proved"]))
     silent = [f"{_called(of)} needs {_missing(of)}" for of in found["theorems"] if _is_silent(of)]
     first, second = found["models"]
-    words = (
-        f"ε at δ = {delta:g} of the average of two models, {first} and {second}, against the weight of the second, by "
-        "each theorem that has a formula for it. Joint release pays for both models as if they were published, last "
-        "step for all but their last update, hidden state for smooth models of which nothing but the average is ever "
-        "seen; merged trajectory is the paper's. A solid line is proved for these models, a dashed one is not. "
-        + "".join(f"{words[0].upper()}{words[1:]}, and has none. " for words in silent)
-    )
+    words = f"{first} and {second}. " + "".join(f"{told[0].upper()}{told[1:]}, and has none. " for told in silent)
     return Plot(
         name=name,
         heading="What does averaging two models cost, and what of that is proved?",
@@ -173,7 +171,9 @@ def _drawing(described: str, found: dict[str, Any], name: str, delta: float) -> 
         across=f"weight of {second}",
         up=f"ε at δ = {delta:g}",
         series=tuple(series),
+        x_range=(-0.02, 1.02),
         note=f"{described}: {first} and {second}",
+        caption=f"{described}: {first} and {second}",
     )
 
 

@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -31,7 +32,7 @@ from dpmerge.report.panel_charts import panel_chart
 from dpmerge.report.plot_charts import Chart, plot_chart
 from dpmerge.report.plot_pictures import write_plot_pictures
 from dpmerge.report.plot_view import view
-from dpmerge.report.plots import Heatmaps
+from dpmerge.report.plots import COLOURS, Heatmaps
 from dpmerge.report.styles import styles
 from report.analyses import ALL, HOSTILE, bare, hostile, losses, ordinary
 
@@ -249,13 +250,24 @@ def test_a_line_is_broken_where_a_model_drops_out_and_nowhere_else() -> None:
     assert with_jumps(x[:2], x[:2])[0].size == 2
 
 
-def test_rdp_is_a_pale_thin_line_beside_its_exact_one() -> None:
+def test_rdp_is_a_dotted_line_of_the_colour_of_its_exact_one() -> None:
     chart = frontier_chart(ordinary(), 1.0)
-    for curve, trace in zip(ordinary().curves, chart.data, strict=False):
-        assert (trace["line"]["width"] < 2) == (curve.accounting == "rdp")
-    by_name = {curve.name: trace["line"]["color"] for curve, trace in zip(ordinary().curves, chart.data, strict=False)}
+    by_name = {curve.name: trace["line"] for curve, trace in zip(ordinary().curves, chart.data, strict=False)}
+    assert {line["dash"] for name, line in by_name.items() if "RDP" in name} <= {"2px,3px", "9px,3px,2px,3px"}
+    assert {line["dash"] for name, line in by_name.items() if "RDP" not in name} <= {"solid", "dash"}
     exact, renyi = by_name["random selection, PLD"], by_name["random selection, RDP"]
-    assert sum(int(renyi[k : k + 2], 16) for k in (1, 3, 5)) > 150 + sum(int(exact[k : k + 2], 16) for k in (1, 3, 5))
+    assert (exact["color"], exact["dash"]) == (COLOURS["select"], "solid")
+    assert (renyi["color"], renyi["dash"]) == (COLOURS["select"], "2px,3px")
+
+
+@pytest.mark.parametrize("analysis", [ordinary, losses])
+def test_methods_and_theorems_have_their_own_colours_in_every_figure(analysis: Callable[[], Analysis]) -> None:
+    made = analysis()
+    for lines in (made.curves, *(edge.lines for edge in made.edges), *(edge.theorems for edge in made.edges)):
+        for line, style in zip(lines, styles(lines, made), strict=True):
+            key = (line.theorem or "combine") if line.method == "combine" else line.method
+            assert style.colour == COLOURS[key], line.name
+            assert (style.dashed, style.dotted) == (not line.proved, line.accounting == "rdp")
 
 
 def test_the_command_of_a_plan_names_its_own_target(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,7 +317,8 @@ def test_utilities_of_which_lower_is_better_have_a_logarithmic_axis() -> None:
 def test_a_curve_that_is_not_proved_is_dashed_and_labelled() -> None:
     chart = frontier_chart(ordinary(), 1.0)
     for curve, trace, entry in zip(ordinary().curves, chart.data, chart.legend, strict=False):
-        assert trace["line"]["dash"] == ("solid" if curve.proved else "dash")
+        dashes = {"pld": ("solid", "dash"), "rdp": ("2px,3px", "9px,3px,2px,3px")}[curve.accounting]
+        assert trace["line"]["dash"] == dashes[not curve.proved]
         assert ("not proved here" in entry.series.label) == (not curve.proved)
 
 

@@ -16,10 +16,11 @@ import pytest
 
 from dpmerge.errors import InvalidInputError
 from dpmerge.report.heatmap_rows import heatmap_rows
+from dpmerge.report.plot_layout import COLUMN, PAGE
 from dpmerge.report.plot_page import plot_page, write_plot_page
 from dpmerge.report.plot_pictures import DPI, plot_figure, settings, write_plot_pictures
 from dpmerge.report.plot_view import lines, ticks, view
-from dpmerge.report.plots import COLOURS, Heatmaps, Plot, Series, Table
+from dpmerge.report.plots import COLOURS, Drawing, Heatmaps, Plot, Series, Table
 from report.analyses import ordinary
 from report.test_page import Elements, embedded, without_plotly
 
@@ -100,7 +101,7 @@ TABLES = [
 ]
 
 
-def page_of(*drawings: Plot | Heatmaps, tables: list[Table] | None = None) -> str:
+def page_of(*drawings: Drawing, tables: list[Table] | None = None) -> str:
     return plot_page("A title", "and more", ["A paragraph."], drawings, tables or [])
 
 
@@ -131,8 +132,8 @@ def test_every_drawing_is_written_as_the_same_picture_every_time(tmp_path: Path)
     images = [pixels(content) for content in first]
     for image in images:
         height, width, _ = image.shape
-        assert width >= 7 * DPI
-        assert 4 * DPI < height < 12 * DPI
+        assert min(abs(width / DPI - inches) for inches in (COLUMN, PAGE)) < 0.01
+        assert 2 * DPI < height < 9 * DPI
         assert np.unique(image[::3, ::3] @ (65536, 256, 1)).size > 20
     for colour in (SELECT, COMBINE, MODELS):
         assert of_colour(images[0], colour) > 200
@@ -278,7 +279,7 @@ def test_names_are_escaped_in_templates_of_plotly(monkeypatch: pytest.MonkeyPatc
 
 def test_the_traces_of_a_chart_hold_its_points_its_band_and_its_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     without_plotly(monkeypatch)
-    text = page_of(plot(points([0, 1, 2, 3], [1, 2, np.nan, 4], [0.5, 1, 1, 2]), series("s", 1, SELECT, error=ERROR)))
+    text = page_of(plot(points([0, 1, 2, 3], [1, 2, np.nan, 4], [0.5, 1, 1, 2]), series("s", 99, SELECT, error=ERROR)))
     band, other, line, _ = embedded(text)["charts"]["plot-0"]["data"]
     assert (line["x"], line["y"]) == ([0, 1, None, 3], [1, 2, None, 4])
     assert line["customdata"][1] == ["1", "2 ± 1"]

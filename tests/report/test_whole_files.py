@@ -16,6 +16,7 @@ from dpmerge.errors import InvalidInputError
 from dpmerge.planning.analysis import BANNER, Analysis
 from dpmerge.report.analysis_plots import analysis_plots
 from dpmerge.report.numbers import write_numbers
+from dpmerge.report.plot_layout import COLUMN, PAGE
 from dpmerge.report.plot_pictures import DPI, write_plot_pictures
 from report.analyses import ALL, HOSTILE, hostile, losses, ordinary
 
@@ -126,7 +127,7 @@ def test_pictures_of_an_analysis_are_written_byte_for_byte_the_same_every_time(
         if file.suffix == ".png":
             assert content.startswith(b"\x89PNG")
             width = int.from_bytes(content[16:20], "big")
-            assert width >= 5 * DPI
+            assert min(abs(width / DPI - inches) for inches in (COLUMN, PAGE)) < 0.01
         else:
             assert ElementTree.fromstring(content).tag == "{http://www.w3.org/2000/svg}svg"  # noqa: S314
             assert b"<dc:date>" not in content

@@ -13,7 +13,7 @@ from dp_accounting.rdp import RdpAccountant
 
 from dpmerge.accounting import DEFAULT_ORDERS
 from dpmerge.planning.feasible_weights import lattice
-from dpmerge.report.plots import Plot, values
+from dpmerge.report.plots import Panels, values
 from reproduction import checkpoints
 from reproduction.checkpoints import COMBINED, SELECT_PLD, SELECT_RDP
 from reproduction.presets import DELTA
@@ -133,10 +133,11 @@ def test_statements_and_drawings_cover_both_data_sets(numbers: Numbers) -> None:
     found = checkpoints.statements(numbers)
     assert len(found) == 8
     assert sum("(cifar10)" in s.source for s in found) == sum("(mnist)" in s.source for s in found) == 4
-    drawings = checkpoints.drawings(numbers)
+    [panels] = checkpoints.drawings(numbers)
+    assert isinstance(panels, Panels)
+    drawings = panels.plots
     assert [d.name for d in drawings] == ["checkpoints-mnist", "checkpoints-cifar10"]
     for drawing, task in zip(drawings, numbers["tasks"].values(), strict=True):
-        assert isinstance(drawing, Plot)
         assert drawing.note == task["described"]
         assert not any(s.dashed for s in drawing.series)
         assert drawing.series[-1].x == pytest.approx(task["epsilons"]["pld"])

@@ -520,7 +520,7 @@ def test_the_drawing_of_cifar10_shows_what_was_measured(store: RunStore, numbers
     drawn = {s.name: s for s in plot.series}
     for name, key in (("random selection, PLD", SELECT_PLD), ("random selection, RDP", SELECT_RDP)):
         assert drawn[name].y == pytest.approx(values(numbers["curves"][key]["held_out"]).mean(axis=0), nan_ok=True)
-    [assumed] = [s for s in plot.series if s.dashed and s.marks == "dots"]
+    [assumed] = [s for s in plot.series if s.dashed and s.dotted]
     expected = values(numbers["curves"][ASSUMED_RDP]["held_out"]).mean(axis=0)
     assert assumed.y == pytest.approx(expected, nan_ok=True)
     assert plot.series[-1].x == pytest.approx(numbers["model_epsilons"]["pld"])

@@ -12,7 +12,7 @@ import pytest
 from scipy.optimize import brentq
 from scipy.special import ndtr
 
-from dpmerge.report.plots import Plot
+from dpmerge.report.plots import Panels
 from reproduction import composition
 from reproduction.run_store import RunStore
 from reproduction.statements import Statement
@@ -147,13 +147,13 @@ def test_a_statement_on_altered_numbers_has_another_verdict(numbers: Numbers, ca
 
 
 def test_the_drawings_of_composition_show_every_method_relative_to_pld(numbers: Numbers) -> None:
-    cost, ratio = composition.drawings(numbers)
-    assert isinstance(cost, Plot)
-    assert isinstance(ratio, Plot)
+    [panels] = composition.drawings(numbers)
+    assert isinstance(panels, Panels)
+    cost, ratio = panels.plots
     assert cost.log_x
     assert cost.log_y
     lines = {line.name: line for line in ratio.series}
     assert len(lines) == len(composition.METHODS)
     assert np.all(lines["PLD, exact"].y == 1)
     assert all(np.all(line.y >= 1) for line in ratio.series)
-    assert {line.name for line in cost.series if line.marks == "dots"} == {n for n in lines if n.startswith("RDP")}
+    assert {line.name for line in cost.series if line.dotted} == {n for n in lines if n.startswith("RDP")}

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 from scipy.optimize import brentq
 from scipy.special import ndtr
 
-from dpmerge.report.plots import Plot
+from dpmerge.report.plots import Panels
 from reproduction import ladder, ladder_findings
 from reproduction.presets import PRESETS
 from reproduction.run_store import RunStore
@@ -248,14 +248,16 @@ def test_without_repetitions_nothing_is_said_of_noise(numbers: dict[str, Any]) -
     alone["mnist"]["accuracies"] = {name: rows[:1] for name, rows in alone["mnist"]["accuracies"].items()}
     assert not [s for s in ladder.statements(alone) if "noise of a weight" in s.claim]
     assert about(alone, "stopped at its ε").verdict == "within noise"
-    [plot] = ladder.drawings(alone)
-    assert isinstance(plot, Plot)
+    [panels] = ladder.drawings(alone)
+    assert isinstance(panels, Panels)
+    [plot] = panels.plots
     assert all(series.error is None for series in plot.series)
 
 
 def test_drawings_hold_the_mean_of_every_line(numbers: dict[str, Any]) -> None:
-    for plot, (name, found) in zip(ladder.drawings(numbers), numbers.items(), strict=True):
-        assert isinstance(plot, Plot)
+    [panels] = ladder.drawings(numbers)
+    assert isinstance(panels, Panels)
+    for plot, (name, found) in zip(panels.plots, numbers.items(), strict=True):
         assert plot.name == f"ladder-{name}"
         assert plot.note == found["described"]
         assert plot.log_x

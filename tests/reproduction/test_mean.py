@@ -14,7 +14,7 @@ from mpmath import mp, mpf
 from scipy.special import ndtr
 
 from dpmerge.errors import InvalidInputError
-from dpmerge.report.plots import Plot
+from dpmerge.report.plots import Panels, Plot
 from reproduction import mean
 from reproduction.gaussian_mixture import (
     MovedMixture,
@@ -384,14 +384,17 @@ def test_lc_below_every_mixture_would_agree(numbers: Numbers) -> None:
 
 
 def test_the_drawings_of_mean_estimation_show_what_was_computed(numbers: Numbers) -> None:
-    plots = {drawing.name: drawing for drawing in mean.drawings(numbers)}
+    tradeoff_plot, weights, index = mean.drawings(numbers)
+    assert isinstance(weights, Panels)
+    assert isinstance(index, Panels)
+    plots = {plot.name: plot for plot in (tradeoff_plot, *weights.plots, *index.plots)}
     assert list(plots) == [
         *("mean-tradeoff", "mean-selection-epsilon", "mean-selection-error", "mean-combination-epsilon"),
         *("mean-combination-error", "mean-exact", "mean-theorem", "mean-excess", "mean-dimensions"),
     ]
     series = {name: {line.name: line for line in plot.series} for name, plot in plots.items() if isinstance(plot, Plot)}
     tradeoff = series["mean-tradeoff"]
-    assert {name for name, line in tradeoff.items() if line.marks == "dots"} == {f"{name}, RDP" for name in (RS, LC)}
+    assert {name for name, line in tradeoff.items() if line.dotted} == {f"{name}, RDP" for name in (RS, LC)}
     assert not any(line.dashed for lines in series.values() for line in lines.values())  # all is proved
     inputs = tradeoff["the two estimates, PLD"]
     assert not inputs.line

@@ -261,7 +261,7 @@ def test_the_drawings_of_mnist_show_what_was_measured(numbers: Numbers) -> None:
         assert np.isnan(panel.epsilons[6, 5])
         assert np.isfinite(panel.epsilons[5, 5])
     assert [s.dashed for s in frontiers.series] == ["(assumed)" in s.name for s in frontiers.series]
-    assert [s.marks == "dots" for s in frontiers.series] == ["RDP" in s.name for s in frontiers.series]
+    assert [s.dotted for s in frontiers.series] == ["RDP" in s.name for s in frontiers.series]
     drawn = {s.name: s for s in frontiers.series}["random selection, PLD"]
     assert drawn.y == pytest.approx(values(numbers["curves"][SELECT_PLD]["held_out"]).mean(axis=0), nan_ok=True)
     assert "not proved here" in frontiers.words

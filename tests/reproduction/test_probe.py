@@ -16,7 +16,7 @@ from scipy.optimize import brentq, minimize
 from scipy.special import ndtr
 
 from dpmerge.portfolio import Portfolio
-from dpmerge.report.plots import Plot
+from dpmerge.report.plots import Panels, Plot
 from dpmerge.terms.recipe import Recipe
 from reproduction import probe, probe_findings
 from reproduction.run_store import RunStore
@@ -288,16 +288,16 @@ def test_theory_s_example_is_compared_in_its_own_setting_only(numbers: dict[str,
 
 
 def test_drawings_dash_what_is_not_proved_and_leave_gaps(numbers: dict[str, Any]) -> None:
-    plots = probe.drawings(numbers)
+    panels, noise = probe.drawings(numbers)
+    assert isinstance(panels, Panels)
+    assert isinstance(noise, Plot)
+    plots = (*panels.plots, noise)
     assert [plot.name for plot in plots] == ["probe-constant", "probe-decaying", "probe-release-noise"]
     for plot in plots:
-        assert isinstance(plot, Plot)
         assert plot.note == numbers["constant"]["described"]
         assert [series.dashed for series in plot.series] == ["not proved" in series.name for series in plot.series]
         assert any(series.dashed for series in plot.series)
     frontier, needed = plots[1:]
-    assert isinstance(frontier, Plot)
-    assert isinstance(needed, Plot)
     found = numbers["decaying"]["methods"]
     for series, method in zip(frontier.series, found.values(), strict=False):
         np.testing.assert_allclose(series.y, np.mean(method["accuracies"], axis=0))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dpmerge.auditing.thresholds import fixed_threshold
-from dpmerge.report.plots import Plot, values
+from dpmerge.report.plots import Panels, values
 from oracle import affine_chains, gaussian_mp, hidden_state_taut, logistic_steps
 from reproduction import soundness
 from reproduction.presets import DELTA
@@ -209,17 +209,22 @@ def test_statements_say_what_fails_and_what_a_proof_costs(numbers: Numbers) -> N
 
 
 def test_drawings_dash_what_is_not_proved(numbers: Numbers) -> None:
-    drawings = soundness.drawings(numbers)
+    [panels] = soundness.drawings(numbers)
+    assert isinstance(panels, Panels)
+    drawings = panels.plots
     assert [d.name for d in drawings] == [
         *(f"soundness-mnist-{k}" for k in (1, 2, 3)), "soundness-mean-1", "soundness-probe-1",
     ]  # fmt: skip
     for drawing in drawings:
-        assert isinstance(drawing, Plot)
         assert all(s.dashed == ("not proved" in s.name) for s in drawing.series)
-        assert len({(s.colour, s.dashed) for s in drawing.series}) == len(drawing.series)
-    assert [len(d.series) for d in drawings if isinstance(d, Plot)] == [3, 3, 3, 3, 5]
+        assert len({(s.colour, s.dashed, s.marks) for s in drawing.series}) == len(drawing.series)
+        joint = drawing.series[0]  # both ends are one model alone, and cost less by far: no line goes there
+        assert np.flatnonzero(np.isnan(joint.x)).tolist() == [1, joint.x.size - 2]
+        assert joint.y[0] < 0.99 * joint.y[2]
+    assert [len(d.series) for d in drawings] == [3, 3, 3, 3, 5]
     assert "Hidden state needs a bound on how far one update" in drawings[0].words
-    assert not any(s.dashed for s in drawings[3].series)  # type: ignore[union-attr]
+    assert drawings[0].words in panels.words
+    assert not any(s.dashed for s in drawings[3].series)
 
 
 def test_the_settings_of_soundness_hold_probe_and_mean(store: RunStore) -> None:

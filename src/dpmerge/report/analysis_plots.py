@@ -19,7 +19,7 @@ from dpmerge.report.jumps import with_jumps
 from dpmerge.report.plots import Drawing, Heatmaps, Plot, Series, values
 from dpmerge.report.styles import MODELS, styles
 
-PALE = "Strong lines are exact (PLD); the pale thin line of the same colour is by RDP, which overstates ε."
+DOTTED = "A dotted line is by RDP, which overstates ε; the others are exact (PLD)."
 
 
 def analysis_plots(analysis: Analysis) -> list[Drawing]:
@@ -71,7 +71,7 @@ def frontier_plot(analysis: Analysis) -> Plot:
         words=(
             "ε bounds what a release can reveal about any one person or record: smaller is more private. "
             f"Each line shows the best {name} ({how}; {wording.direction(utility)}) that one way of merging reaches "
-            f"within a given ε; a diamond is a model as it was trained. {PALE}"
+            f"within a given ε; a diamond is a model as it was trained. {DOTTED}"
         ),
         across=f"ε at δ = {analysis.delta:g} (smaller is more private)",
         up=f"{wording.short(utility.name)} ({wording.direction(utility)})",
@@ -111,7 +111,7 @@ def _edge_plots(analysis: Analysis, edge: Edge, number: int) -> Iterator[Plot]:
             f"Drawing or averaging: {_list(edge.names)}",
             f"From {first} alone at the left to {second} alone at the right. The share is the chance with which "
             f"{second} is drawn, or its weight in the average; the height is the ε that this costs. "
-            f"A point beside a line is a jump: there a model drops out. {PALE} {_accounted(edge.lines)}",
+            f"An open circle is where a line jumps: there a model drops out. {DOTTED} {_accounted(edge.lines)}",
         ),
         (
             "theorems",
@@ -147,7 +147,7 @@ def _series(
             y=y,
             colour=style.colour,
             dashed=style.dashed,
-            thin=style.thin,
+            dotted=style.dotted,
             steps=isinstance(line, Curve),
         )
         for line, style, x, y in zip(lines, styles(lines, analysis), xs, ys, strict=True)

@@ -60,6 +60,23 @@ class Axis:
         low, high = self.ends
         return (self.scaled(value) - low) / (high - low)
 
+    def places(self, values: Array) -> Array:
+        """The same of many values; NaN where there is no number, or none that this axis can show."""
+        low, high = self.ends
+        with np.errstate(invalid="ignore", divide="ignore"):
+            scaled = np.log10(np.where(values > 0, values, np.nan)) if self.log else values
+            return np.asarray((scaled - low) / (high - low))
+
+    def values(self, places: Array) -> Array:
+        """What is drawn at these places.
+
+        >>> Axis(1.0, 100.0, log=True).values(np.array([0, 0.5]))
+        array([ 1., 10.])
+        """
+        low, high = self.ends
+        scaled = low + places * (high - low)
+        return np.asarray(10**scaled if self.log else scaled)
+
     def ticks(self, count: int) -> list[float]:
         """Values at equal distances, ends included."""
         places = np.linspace(*self.ends, count)

@@ -23,7 +23,7 @@ from dpmerge.report.heatmap_rows import heatmap_rows
 from dpmerge.report.panel_charts import panel_chart
 from dpmerge.report.plot_charts import Chart, plot_chart
 from dpmerge.report.plot_pictures import write_plot_pictures
-from dpmerge.report.plots import COLOURS, Drawing, Heatmaps, Plot, Series
+from dpmerge.report.plots import COLOURS, Heatmaps, Plot, Series
 from dpmerge.report.styles import TARGET
 from dpmerge.report.trade_off import require_png
 
@@ -31,7 +31,7 @@ MEMBERS = 200
 """Drawn, where a set is too wide for a line or a triangle."""
 
 
-def feasible_drawing(found: FeasibleSet, *, grid: float | None = None, name: str = "feasible") -> Drawing:
+def feasible_drawing(found: FeasibleSet, *, grid: float | None = None, name: str = "feasible") -> Plot | Heatmaps:
     """The set as it is drawn on a page, in a picture or in a terminal.
 
     Args:
@@ -79,7 +79,7 @@ def write_feasible_picture(found: FeasibleSet, file: Path, *, grid: float | None
     return written
 
 
-def _chart(drawing: Drawing, found: FeasibleSet) -> Chart:
+def _chart(drawing: Plot | Heatmaps, found: FeasibleSet) -> Chart:
     if isinstance(drawing, Plot):
         return plot_chart(drawing, drawing.name, found.target.epsilon if drawing.epsilon else None)
     (row,) = heatmap_rows(drawing.face)

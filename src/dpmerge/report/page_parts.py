@@ -23,7 +23,7 @@ from dpmerge.report.axes import Axis
 from dpmerge.report.heatmap_rows import heatmap_rows, listed
 from dpmerge.report.panel_charts import panel_chart
 from dpmerge.report.plot_charts import Chart, plot_chart
-from dpmerge.report.plots import Drawing, Heatmaps, Series, Table
+from dpmerge.report.plots import Drawing, Heatmaps, Panels, Series, Table, lettered
 from dpmerge.report.styles import COSTS
 
 _SWATCHES = {
@@ -87,6 +87,8 @@ def figure(drawing: Drawing, name: str, target: float | None = None) -> tuple[st
         Heading, words, note and where the charts go; and the charts.
     """
     if isinstance(drawing, Heatmaps):
+        content, charts = _triangles(drawing, name, target)
+    elif isinstance(drawing, Panels):
         content, charts = _panels(drawing, name, target)
     else:
         charts = [plot_chart(drawing, name, target)]
@@ -161,7 +163,8 @@ def _swatch(series: Series) -> str:
     """A line or a mark, as the legend shows it."""
     colour = escape(series.colour)
     marks = _SWATCHES["dots" if series.marks == "none" and not series.line else series.marks].format(colour)
-    dashes = ' stroke-dasharray="7 4"' if series.dashed else ""
+    pattern = {(True, False): "7 4", (False, True): "2 2", (True, True): "9 3 2 3"}.get((series.dashed, series.dotted))
+    dashes = f' stroke-dasharray="{pattern}"' if pattern else ""
     return (
         f'<path d="M0 7 H30" stroke="{colour}" stroke-width="{1.5 if series.thin else 4}"{dashes}/>'
         if series.line
@@ -169,7 +172,17 @@ def _swatch(series: Series) -> str:
     ) + marks
 
 
-def _panels(drawing: Heatmaps, name: str, target: float | None) -> tuple[str, list[Chart]]:
+def _panels(drawing: Panels, name: str, target: float | None) -> tuple[str, list[Chart]]:
+    """One below the other, each with its letter, and what is to be known of it alone."""
+    charts = [plot_chart(plot, f"{name}-{place}", target) for place, plot in enumerate(drawing.plots)]
+    parts = []
+    for (caption, note), chart in zip(drawing.captions, charts, strict=True):
+        said = f'<p class="note">{as_text(note)}</p>\n' if note else ""
+        parts.append(f"<h3>{as_text(caption)}</h3>\n{said}{_chart(chart)}")
+    return "\n".join(parts), charts
+
+
+def _triangles(drawing: Heatmaps, name: str, target: float | None) -> tuple[str, list[Chart]]:
     """Small multiples: as many side by side as fit, over a scale of colours for each row; and what is drawn."""
     parts: list[str] = []
     charts: list[Chart] = []
@@ -178,7 +191,8 @@ def _panels(drawing: Heatmaps, name: str, target: float | None) -> tuple[str, li
     for row in heatmap_rows(drawing.face):
         figures = []
         for panel in row.panels:
-            caption = f"<figcaption>{escape(wording.label(panel))}</figcaption>"
+            letter = f"{lettered(place)} " if len(drawing.face.panels) > 1 else ""
+            caption = f"<figcaption>{letter}{escape(wording.label(panel))}</figcaption>"
             if row.axis is None:
                 names = tuple(wording.short(model) for model in drawing.face.names)
                 shown = table(Table("", ("who has a share", "ε"), listed(panel, names)))  # type: ignore[arg-type]

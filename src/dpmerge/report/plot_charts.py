@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 from dpmerge.errors import printable
 from dpmerge.report import styles, wording
 from dpmerge.report.axes import Axis
+from dpmerge.report.error_bars import Bars
 from dpmerge.report.plot_view import Visible, lines, ticks, view
 from dpmerge.report.plots import Plot, Series
 
@@ -57,7 +58,7 @@ class Chart:
 
 
 def plot_chart(plot: Plot, name: str, target: float | None = None) -> Chart:
-    """Lines, bands and marks. Bands come first, so that they cover no line.
+    """Lines, bands, bars and marks. Bands and bars come first, so that they cover no line.
 
     Args:
         plot: What is drawn.
@@ -72,10 +73,10 @@ def plot_chart(plot: Plot, name: str, target: float | None = None) -> Chart:
     """
     seen = view(plot)
     pairs = list(zip(plot.series, seen.series, strict=True))
-    bands = {place: _band(*pair) for place, pair in enumerate(pairs) if pair[0].line and pair[1].stretches}
-    data = [*bands.values(), *(_line(plot, *pair) for pair in pairs)]
+    below = [(place, trace) for place, pair in enumerate(pairs) for trace in _below(*pair)]
+    data = [*(trace for _, trace in below), *(_line(plot, *pair) for pair in pairs)]
     legend = tuple(
-        Legend(series, (*([list(bands).index(place)] if place in bands else []), len(bands) + place))
+        Legend(series, (*(n for n, (of, _) in enumerate(below) if of == place), len(below) + place))
         for place, series in enumerate(plot.series)
     )
     drawn = layout(_axis(seen.across, plot.across, ACROSS), _axis(seen.up, plot.up, UP))
@@ -109,7 +110,7 @@ def _line(plot: Plot, series: Series, points: Visible) -> Trace:
         "hovertemplate": [_told(plot, name) for name in series.points] or _told(plot, series.label),
         "line": {"color": series.colour, "width": 1.5 if series.thin else 3, **_stroke(series)},
         "marker": {
-            "symbol": _SYMBOLS[series.marks],
+            "symbol": [_SYMBOLS[series.marks] + "-open" * bool(end) for end in points.open],
             "size": [int(size) for size in np.where(points.marked, _SIZES[series.marks], 0)],
             "opacity": 1,
             "color": series.colour,
@@ -126,7 +127,30 @@ def _line(plot: Plot, series: Series, points: Visible) -> Trace:
 
 
 def _stroke(series: Series) -> dict[str, str]:
-    return {"dash": "dash" if series.dashed else "solid", "shape": "hv" if series.steps else "linear"}
+    dash = {(False, False): "solid", (True, False): "dash", (False, True): "2px,3px", (True, True): "9px,3px,2px,3px"}
+    return {"dash": dash[series.dashed, series.dotted], "shape": "hv" if series.steps else "linear"}
+
+
+def _below(series: Series, points: Visible) -> Iterator[Trace]:
+    """What is drawn before all lines. Of a line under another one nothing: the legend switches that off."""
+    if series.line and points.stretches:
+        yield _band(series, points)
+    if points.bars is not None:
+        yield _bars(series, points.bars)
+
+
+def _bars(series: Series, bars: Bars) -> Trace:
+    """On a point of the line, which hides it."""
+    reach = {"array": numbers(bars.high - bars.y), "arrayminus": numbers(bars.y - bars.low)}
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "x": numbers(bars.x),
+        "y": numbers(bars.y),
+        "marker": {"size": 2, "color": series.colour},
+        "error_y": {"type": "data", "symmetric": False, **reach, "color": series.colour, "thickness": 1.5, "width": 3},
+        "hoverinfo": "skip",
+    }
 
 
 def _band(series: Series, points: Visible) -> Trace:

@@ -1,4 +1,4 @@
-"""A figure as plain data: lines, steps, bands, marks and heatmaps, described once and drawn three times.
+"""A figure as plain data: lines, steps, errors, marks, heatmaps and panels, described once and drawn three times.
 
 `plot_charts` draws it on a page, `plot_pictures` in files, `plot_text` in a terminal: docs/decisions/0013-figures.md.
 
@@ -8,6 +8,7 @@ what is not proved says so.
 
 from __future__ import annotations
 
+import string
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -16,16 +17,18 @@ import numpy as np
 
 from dpmerge.accounting.validation import Array
 from dpmerge.planning.analysis import Face
-from dpmerge.report import wording
-from dpmerge.report.styles import MIXTURE, MODELS, SELECTION, THEOREMS
+from dpmerge.report import styles, wording
 
-COLOURS = {"select": SELECTION, "combine": THEOREMS[0], "mix": MIXTURE, "models": MODELS}
-"""What a method looks like in every plot; further colours are styles.THEOREMS[1:]."""
+COLOURS = styles.COLOURS
+"""What a method or a theorem looks like in every plot."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """A line (or marks) through points; NaN is a gap. `error` is half the height of a band, or of error bars."""
+    """A line (or marks) through points; NaN is a gap, and a jump if x is NaN there too (`jumps`).
+
+    `error` is half the height of a band, or of bars where bands would lie on one another.
+    """
 
     name: str
     x: Array
@@ -33,6 +36,7 @@ class Series:
     colour: str
     error: Array | None = None
     dashed: bool = False  # what is not proved
+    dotted: bool = False  # by RDP, which overstates; dots between dashes where it is not proved either
     thin: bool = False  # what another line beside it says better
     marks: Literal["none", "dots", "diamonds", "squares"] = "none"
     line: bool = True
@@ -57,7 +61,10 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True)
 class Plot:
-    """One drawing: `name` is its file's, `heading` stands above, `words` explain it to who has not read the paper."""
+    """One drawing: `name` is its file's, `heading` stands above, `words` explain it to who has not read the paper.
+
+    As one of several panels it has a `caption` of a few words instead of the heading.
+    """
 
     name: str
     heading: str
@@ -71,6 +78,7 @@ class Plot:
     epsilon: Literal["x", "y"] | None = None  # the axis of an ε, which is rounded up where it is printed
     note: str = ""  # what every reader must know of the setting, such as a smaller network
     banner: str = ""  # what stands above all else, such as that it is not for release
+    caption: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +94,44 @@ class Heatmaps:
     banner: str = ""
 
 
-Drawing = Plot | Heatmaps
+@dataclass(frozen=True, kw_only=True)
+class Panels:
+    """Plots side by side as one figure, lettered (a), (b), …"""
+
+    name: str
+    heading: str
+    words: str
+    plots: tuple[Plot, ...]
+    banner: str = ""
+
+    @property
+    def note(self) -> str:
+        """What holds for all panels; where they differ, each has its own."""
+        notes = {plot.note for plot in self.plots}
+        return notes.pop() if len(notes) == 1 else ""
+
+    @property
+    def captions(self) -> list[tuple[str, str]]:
+        """Of each panel its letter and a few words, and what is to be known of it alone."""
+        found = []
+        for place, plot in enumerate(self.plots):
+            letter = f"{lettered(place)} " if len(self.plots) > 1 else ""
+            words, note = plot.caption or plot.heading, "" if self.note else plot.note
+            # What a note says in full is not said twice.
+            found.append((letter + note, "") if note.startswith(words) else (letter + words, note))
+        return found
+
+
+Drawing = Plot | Heatmaps | Panels
+
+
+def lettered(place: int) -> str:
+    """How a panel is called in a text.
+
+    >>> lettered(0), lettered(2)
+    ('(a)', '(c)')
+    """
+    return f"({string.ascii_lowercase[place]})"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""How a line looks: colour for what is released and by which theorem, pale for RDP, dashes for what is not proved.
+"""How a line looks: colour for what is released and by which theorem, dots for RDP, dashes for what is not proved.
 
 Guarantees: colours that colour-blind readers can tell apart, the same for the same thing in every figure; no two lines
 of one figure look alike as long as there are colours left.
@@ -15,9 +15,26 @@ from dpmerge.planning.analysis import Analysis, Curve, Line
 # Okabe and Ito's, without the yellow that white paper swallows.
 SELECTION = "#0072B2"
 MIXTURE = "#009E73"
-THEOREMS = ("#D55E00", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D46", "#7F7F7F")
-
+COMBINATION = "#D55E00"
 MODELS = "#444444"
+OTHERS = ("#000000", "#8C6D46", "#7F7F7F")
+"""For what is no way of merging, and for theorems that are not named below."""
+
+COLOURS = {
+    "select": SELECTION,
+    "combine": COMBINATION,  # averages, by whichever proof
+    "mix": MIXTURE,
+    "models": MODELS,
+    "merged_trajectory": COMBINATION,
+    "joint_release": "#CC79A7",
+    "last_step": "#E69F00",
+    "hidden_state": "#56B4E9",
+}
+"""What a method or a theorem looks like in every figure."""
+
+PARAMETERS = ("#440154", "#26828e", "#6ece58")
+"""One thing at three values of a parameter: the larger, the lighter."""
+
 TARGET = "#B00020"
 NO_NUMBER = "#DDDDDD"
 GRID = "#E4E4E4"
@@ -38,8 +55,8 @@ class Style:
     """Of one line."""
 
     colour: str
-    dashed: bool
-    thin: bool  # by RDP, which overstates: pale beside the exact one
+    dashed: bool  # not proved
+    dotted: bool  # by RDP
 
 
 def styles(lines: Sequence[Curve | Line], analysis: Analysis) -> list[Style]:
@@ -47,11 +64,8 @@ def styles(lines: Sequence[Curve | Line], analysis: Analysis) -> list[Style]:
     colours = _colours(analysis)
     chosen: list[Style] = []
     for line in lines:
-        by_rdp = line.accounting == "rdp"
-        colour = colours[_subject(line)]
-        style = Style(pale(colour) if by_rdp else colour, dashed=not line.proved, thin=by_rdp)
-        free = (*THEOREMS, SELECTION, MIXTURE)
-        others = (replace(style, colour=pale(each) if by_rdp else each) for each in free)
+        style = Style(colours[_subject(line)], dashed=not line.proved, dotted=line.accounting == "rdp")
+        others = (replace(style, colour=each) for each in (*OTHERS, *dict.fromkeys(COLOURS.values())))
         chosen.append(next((s for s in chain([style], others) if s not in chosen), style))
     return chosen
 
@@ -71,11 +85,11 @@ def _subject(line: Curve | Line) -> str:
 
 
 def _colours(analysis: Analysis) -> dict[str, str]:
-    """Theorems take colours in the order in which they first occur, so that they keep them between figures."""
-    colours = {"select": SELECTION, "mix": MIXTURE}
+    """Theorems without a colour take one in the order in which they occur, so that they keep it between figures."""
+    colours = dict(COLOURS)
     everything: list[Curve | Line] = [*analysis.curves]
     for edge in analysis.edges:
         everything += [*edge.lines, *edge.theorems]
     for line in everything:
-        colours.setdefault(_subject(line), THEOREMS[(len(colours) - 2) % len(THEOREMS)])
+        colours.setdefault(_subject(line), OTHERS[(len(colours) - len(COLOURS)) % len(OTHERS)])
     return colours

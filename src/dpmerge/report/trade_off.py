@@ -24,7 +24,7 @@ from dpmerge.report.plots import COLOURS, Plot, Series
 WIDTH = 78
 ATTACK, LIMIT = "●", "·"
 _POINTS = 120
-_COLOURS = (*styles.THEOREMS[1:4], COLOURS["combine"], COLOURS["mix"])
+ATTACKS = styles.OTHERS[0]
 
 
 def allowed_rates(deltas: Callable[[float], float], epsilons: Sequence[float], false: Array) -> Array:
@@ -57,7 +57,7 @@ def roc_plot(findings: Sequence[Finding], name: str) -> Plot:
     roc = findings[0].estimate.roc
     assert roc is not None, "an attack with scores has a curve"
     estimate = findings[0].estimate
-    series = [Series(name="the attack", x=roc.false, y=roc.true, colour=COLOURS["select"], marks="dots")]
+    series = [Series(name="the attack", x=roc.false, y=roc.true, colour=ATTACKS, marks="dots")]
     false = np.geomspace(max(float(roc.false[roc.false > 0].min(initial=1.0)), 1e-7), 1.0, _POINTS)
     for place, finding in enumerate(findings):
         line = claimed_rates(finding, false)
@@ -67,7 +67,7 @@ def roc_plot(findings: Sequence[Finding], name: str) -> Plot:
                     name=f"the most that {_called(finding.claim)} allows, {_figure(finding)} ({finding.verdict})",
                     x=false,
                     y=line,
-                    colour=_COLOURS[place % len(_COLOURS)],
+                    colour=_colour(finding.claim, place),
                     dashed=not finding.claim.proved,
                 )
             )
@@ -116,6 +116,12 @@ def roc_rows(finding: Finding) -> Iterator[str]:
 
 def _figure(finding: Finding) -> str:
     return f"{SYMBOLS[finding.estimate.quantity]} = {above(finding.claim.value)}"
+
+
+def _colour(claim: Claim, place: int) -> str:
+    """That of its theorem; of another claim, one that no theorem has."""
+    others = (*styles.OTHERS[1:], COLOURS["select"], COLOURS["mix"])
+    return COLOURS.get(claim.by, others[place % len(others)])
 
 
 def _called(claim: Claim) -> str:

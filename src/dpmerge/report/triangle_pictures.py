@@ -6,6 +6,7 @@ Guarantees: a scale of colours for each row, lines of equal ε with their number
 from __future__ import annotations
 
 import math
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,8 +16,10 @@ from dpmerge.report import styles, wording
 from dpmerge.report.axes import Axis
 from dpmerge.report.heatmap_rows import heatmap_rows, listed
 from dpmerge.report.iso_lines import iso_lines
+from dpmerge.report.plot_axes import SMALL, TEXT
+from dpmerge.report.plot_layout import COLUMN, PAGE
 from dpmerge.report.plot_view import lines
-from dpmerge.report.plots import Heatmaps
+from dpmerge.report.plots import Heatmaps, lettered
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,11 +43,15 @@ def triangles(drawing: Heatmaps) -> Figure:
     panels = drawing.face.panels
     columns = min(2, len(panels)) or 1
     height = -(-len(panels) // columns) or 1
-    figure = Figure(figsize=(4.6 * columns + 1, 3.7 * height + 0.9), layout="constrained")
+    figure = Figure(figsize=(PAGE if columns > 1 else COLUMN, 2.4 * height), layout="constrained")
     grid = figure.subplots(height, columns, squeeze=False)
     free = iter(grid.flat)
+    place = count()
     for row in heatmap_rows(drawing.face):
         places = [next(free) for _ in row.panels]
+        for axes, panel in zip(places, row.panels, strict=True):
+            letter = f"{lettered(next(place))} " if len(panels) > 1 else ""
+            axes.set_title("\n".join(lines(letter + wording.label(panel), 40)), fontsize=TEXT)
         if row.axis is None:
             for axes, panel in zip(places, row.panels, strict=True):
                 _list_panel(axes, drawing, panel)
@@ -68,23 +75,23 @@ def _add_scale(figure: Figure, drawn: Any, places: list[Axes], axis: Axis) -> No
 
 def _list_panel(axes: Axes, drawing: Heatmaps, panel: Panel) -> None:
     """What has one ε all over its inside, in words."""
-    axes.set_title("\n".join(lines(wording.label(panel), 40)), fontsize=10)
     first, second, third = (wording.short(name, 14) for name in drawing.face.names)
     rows = listed(panel, (first, second, third))
-    axes.text(0.0, 0.9, "\n".join(name for name, _ in rows), transform=axes.transAxes, va="top", fontsize=8)
+    axes.text(0.0, 0.9, "\n".join(name for name, _ in rows), transform=axes.transAxes, va="top", fontsize=SMALL)
     costs = "\n".join(f"ε = {cost}" for _, cost in rows)
-    axes.text(1.0, 0.9, costs, transform=axes.transAxes, va="top", ha="right", fontsize=8)
+    axes.text(1.0, 0.9, costs, transform=axes.transAxes, va="top", ha="right", fontsize=SMALL)
 
 
 def _draw_panel(axes: Axes, drawing: Heatmaps, panel: Panel, axis: Axis) -> Any:
     """The third model at the lower left, the first at the lower right, the second on top."""
     from matplotlib.collections import PolyCollection
     from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
+    from matplotlib.patches import Polygon
 
     axes.set_aspect("equal")
-    axes.set_xlim(-0.25, 1.25)
-    axes.set_ylim(-0.2, HEIGHT + 0.2)
-    axes.set_title("\n".join(lines(wording.label(panel), 40)), fontsize=10)
+    axes.set_xlim(-0.2, 1.2)
+    room = 0.02 + 0.075 * max(1 + bool(known) for known in drawing.corners)
+    axes.set_ylim(-room, HEIGHT + room)
     _name_corners(axes, drawing)
     # A cell a point, as they were computed: on the sides of the triangle, where a model drops out, ε often jumps.
     size = len(panel.epsilons)
@@ -102,6 +109,8 @@ def _draw_panel(axes: Axes, drawing: Heatmaps, panel: Panel, axis: Axis) -> Any:
     drawn.set_edgecolor("face")
     drawn.set_linewidth(0.3)
     axes.add_collection(drawn)
+    triangle = Polygon([(0, 0), (1, 0), (0.5, HEIGHT)], closed=True, transform=axes.transData)
+    drawn.set_clip_path(triangle)
     _draw_iso_lines(axes, panel, axis)
     return drawn
 
@@ -116,7 +125,7 @@ def _name_corners(axes: Axes, drawing: Heatmaps) -> None:
         (0.5, HEIGHT + 0.03, second, "bottom"),
         (0, -0.03, third, "top"),
     ):
-        axes.text(x, y, name, ha="center", va=vertical, fontsize=8)
+        axes.text(x, y, name, ha="center", va=vertical, fontsize=SMALL)
 
 
 def _draw_iso_lines(axes: Axes, panel: Panel, axis: Axis) -> None:
@@ -126,4 +135,4 @@ def _draw_iso_lines(axes: Axes, panel: Panel, axis: Axis) -> None:
         if line.place is not None:
             x, y = line.place
             box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.8}
-            axes.text(x + y / 2, HEIGHT * y, line.label, ha="center", va="center", fontsize=7, bbox=box, zorder=4)
+            axes.text(x + y / 2, HEIGHT * y, line.label, ha="center", va="center", fontsize=SMALL, bbox=box, zorder=4)
