@@ -141,7 +141,7 @@ def audit(
     """Does an attack show what theory says, and nothing more?
 
     What `dpmerge audit --scenario` does, for the scenarios of this repository as well as those that are installed:
-    single runs, averages, random selection, several releases, the counterexamples of docs/theory.md, and real training.
+    single runs, averages, random selection, several releases, the counterexamples of theory 4.4, and real training.
 
     Exit codes: 0 exactly what theory says is violated, 1 otherwise, 2 could not run.
 

@@ -42,7 +42,7 @@ def table(results: Mapping[str, Any]) -> str:
             link = f"[{own}](#{own})" if place == 0 else ""
             which = finding["subject"].removeprefix(own).removeprefix(", ")  # of a scenario with several releases
             lines.append(f"| {' '.join(filter(None, (link, which)))} | {_row(finding)} |")
-    lines += ["", "### The scenarios", ""]
+    lines += ["", "## The scenarios", ""]
     for scenario in played:
         ways = dict.fromkeys(
             f"{found['trials']:,} {'canaries' if found['estimator'].startswith('one_run') else 'trials'}, "

@@ -1,7 +1,7 @@
 """Checkpoints of one run: random selection among them, as in the paper's appendix, and averages of them.
 
 Guarantees: selection is accounted for though the checkpoints share their noise: it needs no independence. An average
-costs exactly its latest checkpoint (docs/theory.md), and that is checked here, not taken for granted.
+costs exactly its latest checkpoint (theory 2.4), and that is checked here, not taken for granted.
 """
 
 from __future__ import annotations

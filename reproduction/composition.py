@@ -222,7 +222,7 @@ def _exact_below_rdp(order: dict[str, Array]) -> Statement:
     below = (order["pld"] <= order["improved"]) & (order["improved"] <= order["classic"] * _TOLERANCE)
     return Statement(
         claim="PLD costs no more than RDP, and RDP by the improved conversion no more than by the paper's.",
-        source="theory, section 2",
+        source="theory 2.3",
         verdict=all_hold(below),
         measured=f"Holds in {int(below.sum())} of {below.size} cases: PLD is {_span(order['pld'] / order['classic'])} "
         f"of RDP by the classic conversion, {_span(order['pld'] / order['improved'])} of it by the improved one.",
@@ -238,7 +238,7 @@ def _optimal_in_between(order: dict[str, Array]) -> Statement:
     return Statement(
         claim="Optimal composition of the (ε, δ) pairs costs no less than PLD, and no more than basic and advanced "
         "composition of the same pairs.",
-        source="theory, section 8",
+        source="theory 1",
         verdict=all_hold(above & same),
         measured=f"Not below PLD in {int(above.sum())} of {above.size} cases, not above the other two in "
         f"{int(same.sum())}. Against basic composition with each mechanism at 1/N of the total δ it is not above in "
@@ -255,7 +255,7 @@ def _advanced_against_basic(order: dict[str, Array]) -> Statement:
     one = order["counts"] == 1
     return Statement(
         claim="Advanced composition is often worse than basic composition.",
-        source="theory, section 8",
+        source="theory 1",
         verdict="agrees" if same.mean() > 0.25 else "disagrees",
         measured=f"It is worse in {int(same.sum())} of {same.size} cases with the same pairs, {int(same[one].sum())} "
         f"of {int(one.sum())} with N = 1 among them, and in {int(shared.sum())} with basic composition at the same "

@@ -67,7 +67,7 @@ def _epsilons(mus: dict[str, float | None]) -> dict[str, float | None]:
 
 
 def schedule() -> dict[str, Any]:
-    """The example of docs/theory.md: the paper's schedule, convex losses, σ = (64, 32), weights (0.95, 0.05)."""
+    """The example of theory 9.1: the paper's schedule, convex losses, σ = (64, 32), weights (0.95, 0.05)."""
     rates, weights = warm_up_and_decay(PEAK_RATE, 20), (0.95, 0.05)
     runs = [_run(rates, sigma, Adjacency.REPLACE_ONE, lipschitz=1.0) for sigma in (64.0, 32.0)]
     noise = float(step_noises(Checkpoint(runs[0], runs[0].steps)).max())

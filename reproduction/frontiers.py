@@ -2,7 +2,7 @@
 
 Guarantees: what is shown for a target was chosen on one half of the public images and measured on the other, both ways
 round, so that a frontier is no luck of the draw; it need not be monotone for that reason, and whether it is, is a
-finding. Choosing by scores is not paid for here, as in the paper: such a point is no release (docs/theory.md).
+finding. Choosing by scores is not paid for here, as in the paper: such a point is no release (theory 5).
 """
 
 from __future__ import annotations

@@ -290,7 +290,7 @@ def _index_revealed(example: dict[str, Any]) -> Statement:
     reached = abs(vector[-1] / bound - 1) < 1e-4 and bool(np.all(vector <= bound * (1 + 1e-4)))
     return Statement(
         claim="For outputs of many dimensions RS costs what is certified, though the index is not told.",
-        source="theory, section 8",
+        source="theory 3",
         verdict="agrees" if reached and vector[0] < bound else "disagrees",
         measured=f"{_case(example)}: ε is {vector[0]:.3f} for one number and {vector[-1]:.3f} for "
         f"{example['dimensions'][-1]}; certified is {bound:.3f}. LC costs "

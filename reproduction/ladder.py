@@ -1,6 +1,6 @@
 """The ladder: averages of k of N equal runs, beside training once, random selection and shorter runs at the same ε.
 
-Guarantees: every ε is that of a joint release, which needs no premise but independent noise (docs/theory.md); what is
+Guarantees: every ε is that of a joint release, which needs no premise but independent noise (theory 4.1); what is
 compared has the same ε (a shorter run: at most that) and is paired within a repetition.
 """
 
@@ -189,7 +189,7 @@ def _scored(store: RunStore, task: Task, ladder: Ladder, every: Sequence[Portfol
 def drawn_instead(profiles: Sequence[PrivacyProfile], scores: Array) -> Array:
     """In place of each candidate, the best draw among the others that costs no more: [candidate][probabilities].
 
-    The linear program of random selection (theory.md section 3), solved for the scores themselves, which favours the
+    The linear program of random selection (theory 3), solved for the scores themselves, which favours the
     draw. NaN where no draw among the others is as cheap.
     """
     chances = np.full((len(profiles), len(profiles)), np.nan)

@@ -16,7 +16,7 @@ from reproduction.presets import DELTA
 from reproduction.statements import Difference, Statement, Verdict, all_hold, difference, margins
 
 THEORY = {1: (0.051, 0.785), 2: (0.074, 0.821), 4: (0.108, 0.841), 8: (0.158, 0.856), 12: (0.197, 0.863)}
-"""k → ε and accuracy of theory.md section 5, for σ = 512, 20 steps and 60,000 records of MNIST."""
+"""k → ε and accuracy of theory 4.7, for σ = 512, 20 steps and 60,000 records of MNIST."""
 
 _LINES = {
     "averages": ("average of k equal runs", COLOURS["combine"], "squares"),
@@ -98,7 +98,7 @@ def theory_statement(found: dict[str, Any]) -> Statement:
         stated += f" and accuracy {', '.join(f'{THEORY[ks[p]][1]:.3f}' for p in known)} (within 0.01)"
     return Statement(
         claim=f"MNIST: averages of equal runs with σ = 512 have ε {stated}.",
-        source="theory, section 5",
+        source="theory 4.7",
         verdict=all_hold(met),
         measured=f"{words}.",
         why=(
@@ -114,7 +114,7 @@ def _root_growth(data: str, found: dict[str, Any]) -> Statement:
     apart = float(np.max(np.abs(once / mus - 1)))
     return Statement(
         claim=f"{data}: μ grows as √k, and one run with the noise σ/√k has exactly the μ of k averaged runs.",
-        source="theory, section 5",
+        source="theory 4.7",
         verdict=all_hold([off < 1e-8, apart < 1e-8]),
         measured=(
             f"μ from {mus[0]:.4g} to {mus[-1]:.4g} for k = 1 to {ks[-1]:g}; off √k by {off:.1g} at most, off the "
@@ -131,7 +131,7 @@ def _falling_noise(data: str, found: dict[str, Any]) -> Statement:
     ratios = averaged / once
     return Statement(
         claim=f"{data}: the noise of a weight falls as 1/√k.",
-        source="theory, section 5",
+        source="theory 4.7",
         verdict=all_hold([abs(power + 0.5) <= 0.05]),
         measured=(
             f"Over repetitions a weight deviates by {averaged[0]:.3g} for k = 1 and {averaged[-1]:.3g} for k = "
@@ -147,7 +147,7 @@ def _nothing_unproved(data: str, found: dict[str, Any]) -> Statement:
     also = "also" if all(found["assumed_proved"]) else "not"
     return Statement(
         claim=f"{data}: joint release proves every rung, and merged_trajectory would claim no less for it.",
-        source="theory, section 5",
+        source="theory 4.7",
         verdict=all_hold([*found["proved"], lost < 1e-8]),
         measured=(
             f"{sum(found['proved'])} of {len(ratios)} rungs are proved by joint release; merged_trajectory, {also} "

@@ -121,7 +121,7 @@ def _lc_proved(found: dict[str, Any]) -> Statement:
     proved = found["proved"]
     return Statement(
         claim="For two Gaussian estimates the paper's accounting of LC is a proof.",
-        source="theory, section 4",
+        source="theory 4.3",
         verdict=all_hold(proved),
         measured=f"All premises of merged_trajectory hold for {sum(proved)} of {len(proved)} weights.",
         why="Each estimate is one step, so there is no hidden state for the records to act on.",
@@ -180,7 +180,7 @@ def _below_both_inputs(numbers: dict[str, Any]) -> Statement:
     error, epsilon, first = found["error"][best], found["pld"][best], numbers["inputs"]["pld"][0]
     return Statement(
         claim="LC reaches an error below both estimates', which RS cannot.",
-        source="theory, section 5",
+        source="theory 4.7",
         verdict="agrees" if error < inputs.min() <= selected * (1 + _ROUNDING) else "disagrees",
         measured=f"At λ = {found['weights'][best]:.3f} the error is {error:.5f}; the estimates' are {inputs[0]:.5f} "
         f"and {inputs[1]:.5f}, RS's at least {selected:.5f}. By PLD ε is {epsilon:.3f}, the less noisy estimate's "

@@ -21,11 +21,11 @@ FOLDER = "reproduction"
 
 _BEFORE = """# The paper's experiments, again, beside what is proved
 
-Computed by `python -m reproduction all` (docs/reproduce.md); every verdict and figure below comes from the results
-files beside the pictures, none is typed in. Accuracies are means over repetitions with independent noise, ± is half of
-a 95 % confidence interval over those, and *within noise* means that the repetitions cannot tell a difference from
-none. All repetitions share the test images (and, for CIFAR-10, one pretrained start): what another test set would
-change is not in the ±.
+Computed by `python -m reproduction all` (docs/reference/verbs/reproduce.md); every verdict and figure below comes from
+the results files beside the pictures, none is typed in. Accuracies are means over repetitions with independent noise,
+± is half of a 95 % confidence interval over those, and *within noise* means that the repetitions cannot tell a
+difference from none. All repetitions share the test images (and, for CIFAR-10, one pretrained start): what another
+test set would change is not in the ±.
 
 What to know before comparing with the paper:
 
@@ -34,7 +34,7 @@ What to know before comparing with the paper:
   rounded to the nearest digit, since they are compared with each other; the ε of a release is always rounded up.
 - **merged_trajectory**, the paper's accounting of linear combination, is a theorem about clipped totals, as the paper
   writes its update, and not a proof for ordinary DP-SGD of two or more steps, which clips each record's gradient
-  (docs/theory.md says why, the experiment `soundness` what a proof costs). Its curves are dashed.
+  (theory 4.3 says why, the experiment `soundness` what a proof costs). Its curves are dashed.
 - The paper chooses weights by test accuracy and does not pay for it. So do its curves here, but a choice is made on
   one half of the test images and measured on the other, so that the best of many is no luck. The planner's curves are
   chosen without looking at any model.

@@ -1,7 +1,7 @@
 """Accuracy against ε for all mixtures of a few trained models, as the paper draws it, beside what is proved.
 
 Guarantees: costs are those of the recorded runs; a curve is proved, or it is called assumed. The paper's choice of
-weights by their scores is repeated, not paid for (docs/theory.md); the planner's own curve chooses without looking.
+weights by their scores is repeated, not paid for (theory 5); the planner's own curve chooses without looking.
 Refuses: runs that are not full batch: the paper's accounting of linear combination has no formula for them.
 """
 

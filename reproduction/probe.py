@@ -1,6 +1,6 @@
 """The probe: softmax regression on unit-norm features, where hidden_state proves linear combination.
 
-Guarantees: every model shown was chosen without looking at any (docs/theory.md, sections 4 and 5), so the frontiers are
+Guarantees: every model shown was chosen without looking at any (theory 5), so the frontiers are
 of releases that could be made; only the line of merged_trajectory is not proved for these runs, and it is dashed.
 """
 

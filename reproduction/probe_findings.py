@@ -21,7 +21,7 @@ EXAMPLE = {"s64": 0.95, "s32": 0.05}
 _WEIGHTS = " and ".join(f"{weight:g} of {run}" for run, weight in EXAMPLE.items())
 
 THEORY = {"without noise": 0.945, "with noise": 0.427, "merged_trajectory": 0.519, "joint_release": 1.18}
-"""theory.md section 4: ε of these weights under the decaying rate, σ = 64 and 32, 20 steps."""
+"""theory 9.1: ε of these weights under the decaying rate, σ = 64 and 32, 20 steps."""
 
 _LINES = {
     "hidden_state": ("linear combination with release noise, proved by hidden_state", COLOURS["combine"]),
@@ -66,7 +66,7 @@ def _frontier(name: str, found: dict[str, Any]) -> Plot:
 
 
 def _needed_noise(numbers: dict[str, Any]) -> Plot:
-    """The example of theory.md section 4 over its release noise; the other theorems do not count that noise."""
+    """The example of theory 9.1 over its release noise; the other theorems do not count that noise."""
     constant, decaying = (numbers[name]["example"] for name in ("constant", "decaying"))
     shares = values(decaying["release_noises"])
     level = np.ones(shares.shape)
@@ -122,7 +122,7 @@ def _below(numbers: dict[str, Any]) -> Statement:
         )
     return Statement(
         claim="Release noise under hidden_state serves targets below the most private model, where nothing else does.",
-        source="theory, section 5",
+        source="theory 9.1",
         verdict=all_hold(served),
         measured="; ".join(words) + ".",
     )
@@ -179,7 +179,7 @@ def _example_statement(name: str, found: dict[str, Any]) -> Statement:
             f"With {_RATES[name]} and as much release noise as one step has, hidden_state proves less than "
             "merged_trajectory only claims."
         ),
-        source="theory, section 4",
+        source="theory 9.1",
         verdict=all_hold([example["with noise"] < example["merged_trajectory"], *met]),
         measured=(
             f"{_WEIGHTS}: ε = {example['with noise']:.3g} with noise, {100 * example['more_noise']:.0f} % more than "
@@ -202,7 +202,7 @@ def _without_noise(numbers: dict[str, Any]) -> Statement:
         )
     return Statement(
         claim="Without release noise the proof costs more when the rate decays to zero than when it is constant.",
-        source="theory, section 4",
+        source="theory 9.1",
         verdict=all_hold([dearer["decaying"] > dearer["constant"]]),
         measured="; ".join(words) + ".",
         why="The last steps of a decaying rate are small, and so is their noise: it cannot hide the gap that the steps "
@@ -216,7 +216,7 @@ def _clipping(numbers: dict[str, Any]) -> Statement:
     clip_norm = min(each["clip_norm"] for each in found)
     return Statement(
         claim="Clipping never acts: no record's gradient is longer than √2 times its features, which is below C.",
-        source="theory, section 4",
+        source="theory 9.5",
         verdict=all_hold([largest <= math.sqrt(2) * features, math.sqrt(2) * features <= clip_norm, features <= 1]),
         measured=(
             f"The largest gradient of a record at any trained model has norm {largest:.4f}, the largest features have "

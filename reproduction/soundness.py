@@ -260,7 +260,7 @@ def _with_release_noise(found: dict[str, Any]) -> Statement:
     noised = found["hidden_state with release noise"]
     return Statement(
         claim="For convex models some release noise lets hidden_state prove less than the merged trajectory claims.",
-        source="theory, section 4",
+        source="theory 9.1",
         verdict="agrees" if noised < found["merged_trajectory"] < found["hidden_state"] else "disagrees",
         measured=(
             "With the paper's schedule, σ = (64, 32) and weights (0.95, 0.05) ε is, by joint release, "

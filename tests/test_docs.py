@@ -30,6 +30,8 @@ from dpmerge.training import record
 from reproduction.__main__ import audit_app, experiments_app
 
 ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+VERBS = DOCS / "reference" / "verbs"
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 
 
@@ -45,7 +47,7 @@ def test_the_readmes_python_runs_and_says_what_it_should() -> None:
 
 
 def test_each_row_of_what_is_recorded_and_refused_is_a_test() -> None:
-    page = (ROOT / "docs/recording.md").read_text()
+    page = (ROOT / "docs/reference/recording.md").read_text()
     section = page.split("## What is recorded, and what is refused\n")[1].split("\n## ")[0]
     rows = [line for line in section.splitlines() if line.startswith("| ") and not line.startswith("| in the loop")]
     named = [re.fullmatch(r"\|.*\| (recorded|refused|ends|vouched for) \|.*\| `(test_\w+)` \|", row) for row in rows]
@@ -60,7 +62,7 @@ def test_each_row_of_what_is_recorded_and_refused_is_a_test() -> None:
     assert [found[2] for found in named if found and found[2] not in written] == []
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/recording.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/reference/recording.md"])
 def test_the_arguments_of_record_in_the_documentation_exist(page: str) -> None:
     calls = [
         node
@@ -77,7 +79,7 @@ def test_the_arguments_of_record_in_the_documentation_exist(page: str) -> None:
 
 
 def test_every_refusal_is_in_the_documentation() -> None:
-    text = (ROOT / "docs" / "portfolio.md").read_text()
+    text = (DOCS / "reference" / "portfolio.md").read_text()
     assert [kind.__name__ for kind in PortfolioError.__subclasses__() if f"`{kind.__name__}`" not in text] == []
 
 
@@ -132,7 +134,7 @@ def test_the_readme_has_fewer_than_600_words_of_prose() -> None:
 
 
 def test_specs_in_the_documentation_are_valid() -> None:
-    specs = blocks(ROOT / "docs" / "account.md", "json")
+    specs = blocks(VERBS / "account.md", "json")
     assert specs
     for text in specs:
         assert Spec.parse(text).runs
@@ -140,7 +142,7 @@ def test_specs_in_the_documentation_are_valid() -> None:
 
 def test_the_table_of_the_adjacency_page_is_computed_from_its_specs() -> None:
     """One run under three adjacencies, and what zero_out implies for replace_one; figures rounded up."""
-    page = ROOT / "docs" / "adjacency.md"
+    page = DOCS / "concepts" / "adjacency.md"
     specs = [json.loads(text) for text in blocks(page, "json")]
     rows = re.findall(r"^\| (Poisson|shuffled|full batch) \| (.*) \|$", page.read_text(), re.M)
     assert [name for name, _ in rows] == ["Poisson", "shuffled", "full batch"]
@@ -177,15 +179,15 @@ def test_every_verb_has_a_page_and_every_field_is_on_it() -> None:
     verbs += [str(group.name) for group in app.registered_groups]
     assert {"account", "inspect", "manifest", "plan", "design", "frontier", "merge", "verify", "ledger"} <= set(verbs)
     for verb in verbs:
-        assert (ROOT / "docs" / f"{verb}.md").exists()
-    text = (ROOT / "docs" / "account.md").read_text()
+        assert (VERBS / f"{verb}.md").exists()
+    text = (VERBS / "account.md").read_text()
     for model in (Spec, RunSpec, BlockSpec, SmoothnessSpec):
         for field in model.model_fields:
             assert f"`{field}`" in text, field
 
 
 def test_every_field_of_a_manifest_is_on_its_page() -> None:
-    text = (ROOT / "docs" / "manifest.md").read_text()
+    text = (DOCS / "reference" / "manifest.md").read_text()
     for model in manifest_models(Manifest):
         for name in model.model_fields:
             assert f"`{name.removesuffix('_')}`" in text, name
@@ -205,7 +207,7 @@ def manifest_models(model: type[Strict]) -> set[type[Strict]]:
     [("run", "run-v1"), ("plan", "plan-v1"), ("certificate", "certificate-v3"), ("ledger", "ledger-v2")],
 )
 def test_the_published_schemas_are_the_schemas(document: str, file: str) -> None:
-    assert json.loads((ROOT / "docs" / f"{file}.schema.json").read_text()) == json_schema(document)
+    assert json.loads((DOCS / "reference" / "schemas" / f"{file}.schema.json").read_text()) == json_schema(document)
 
 
 def test_written_plans_certificates_and_ledgers_fit_their_published_schemas(tmp_path: Path) -> None:
@@ -224,24 +226,26 @@ def test_written_plans_certificates_and_ledgers_fit_their_published_schemas(tmp_
 
 
 def test_the_python_of_the_portfolio_page_runs() -> None:
-    [code] = blocks(ROOT / "docs" / "portfolio.md", "python")
+    [code] = blocks(DOCS / "reference" / "portfolio.md", "python")
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
 def test_the_python_of_the_audit_page_says_what_it_should() -> None:
-    [code] = blocks(ROOT / "docs" / "audit.md", "python")
+    [code] = blocks(VERBS / "audit.md", "python")
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert code.strip().splitlines()[-1] == f"# {result.stdout.strip()}"
 
 
-@pytest.mark.parametrize("page", ["plan", "merge", "feasible", "notebook"])
+@pytest.mark.parametrize(
+    "page", ["reference/verbs/plan", "reference/verbs/merge", "reference/verbs/feasible", "how-to/notebook"]
+)
 def test_the_python_of_a_page_runs(page: str) -> None:
-    for code in blocks(ROOT / "docs" / f"{page}.md", "python"):
+    for code in blocks(DOCS / f"{page}.md", "python"):
         subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
 def test_the_python_of_the_ledger_page_runs(tmp_path: Path) -> None:
-    [code] = blocks(ROOT / "docs" / "ledger.md", "python")
+    [code] = blocks(VERBS / "ledger.md", "python")
     shutil.copytree(ROOT / "examples" / "mnist", tmp_path / "models")
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
     assert (tmp_path / "ledger.json").exists()
@@ -266,7 +270,7 @@ LEDGER_VERBS = ("show", "spent", "cap", "recover", "verify", "export")
     ],
 )
 def test_every_option_of_a_verb_is_on_its_page(verb: str) -> None:
-    text = (ROOT / "docs" / f"{verb.split()[0]}.md").read_text()
+    text = (VERBS / f"{verb.split()[0]}.md").read_text()
     result = CliRunner().invoke(app, [*verb.split(), "--help"], env={"COLUMNS": "200"})
     assert result.exit_code == 0
     options = result.stdout
@@ -279,7 +283,7 @@ def test_every_option_of_the_reproduction_is_on_its_page() -> None:
         result = CliRunner().invoke(command, ["--help"], env={"COLUMNS": "200"})
         assert result.exit_code == 0
         named = set(re.findall(r"--[a-z][a-z-]+", result.stdout)) - {"--help"}
-        text = (ROOT / "docs" / page).read_text()
+        text = (VERBS / page).read_text()
         assert [option for option in sorted(named) if option not in text] == []
 
 
@@ -308,8 +312,12 @@ GLOSSARY = {  # heading → how the word looks in a sentence
     "random-selection": r"random selections?",
     "release-noise": r"release noise",
 }
+GLOSSARY_PAGE = DOCS / "concepts" / "glossary.md"
 # Generated from results, or history: neither is edited for words.
-WITHOUT_LINKS = ("glossary.md", "reproduction.md")
+WITHOUT_LINKS = ("concepts/glossary.md", "reproduction.md", "reproduction/", "decisions/")
+LINKED = [
+    page for page in sorted(DOCS.glob("**/*.md")) if not page.relative_to(DOCS).as_posix().startswith(WITHOUT_LINKS)
+]
 
 
 def prose(text: str) -> str:
@@ -321,12 +329,12 @@ def prose(text: str) -> str:
     text = re.sub(r"<!-- computed.*?<!-- end of what is computed -->", blank, text, flags=re.S)
     text = re.sub(r"^```.*?^```", blank, text, flags=re.S | re.M)
     text = re.sub(r"^(#| {4}).*$", blank, text, flags=re.M)
-    text = re.sub(r"\[[^\]]*\]\((?!glossary\.md)[^)]*\)", blank, text)
+    text = re.sub(r"\[[^\]]*\]\((?!(?:\.\./)*(?:concepts/)?glossary\.md)[^)]*\)", blank, text)
     return re.sub(r"`(?!(?:replace_one|add_remove|zero_out)`)[^`\n]*`", blank, text)
 
 
 def glossary_anchors() -> list[str]:
-    headings = re.findall(r"^## (.*)$", (ROOT / "docs" / "glossary.md").read_text(), re.M)
+    headings = re.findall(r"^## (.*)$", GLOSSARY_PAGE.read_text(), re.M)
     return [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings]
 
 
@@ -342,22 +350,64 @@ def first_use(text: str, anchor: str) -> re.Match[str] | None:
     return re.search(rf"(?<![\w`/.-])(?:{words})(?![\w`/]|-\w)|`(?:{words})`", text, re.I)
 
 
-@pytest.mark.parametrize(
-    "page",
-    [page for page in sorted(ROOT.glob("docs/*.md")) if page.name not in WITHOUT_LINKS],
-    ids=lambda page: page.name,
-)
+def glossary_link(page: Path) -> str:
+    return os.path.relpath(GLOSSARY_PAGE, page.parent)
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: str(page.relative_to(DOCS)))
 def test_a_glossary_term_is_a_link_where_it_first_appears(page: Path) -> None:
     text = prose(page.read_text())
     unlinked = []
     for anchor in GLOSSARY:
         first = first_use(text, anchor)
-        if first is not None and not re.match(rf"\]\(glossary\.md#{anchor}\)", text[first.end() :]):
+        if first is not None and not text[first.end() :].startswith(f"]({glossary_link(page)}#{anchor})"):
             unlinked.append(f"line {text[: first.start()].count(chr(10)) + 1}: {first[0]}")
     assert unlinked == []
 
 
 def test_glossary_links_lead_to_a_heading() -> None:
-    for page in ROOT.glob("docs/*.md"):
-        for anchor in re.findall(r"\]\((?:glossary\.md)#([^)]*)\)", page.read_text()):
+    links = 0
+    for page in DOCS.glob("**/*.md"):
+        for target, anchor in re.findall(r"\]\(([^)]*glossary\.md)#([^)]*)\)", page.read_text()):
+            assert target == glossary_link(page), f"{page.name}: {target}"
             assert anchor in glossary_anchors(), f"{page.name}: {anchor}"
+            links += 1
+    assert links > 100
+
+
+SECTION = r"\d+(?:\.\d+)*"
+
+
+def theory_sections() -> list[str]:
+    """Numbers of the theory's headings, each with an anchor of that name above it."""
+    heading = rf'^<a id="({SECTION})"></a>\n\n#+ ({SECTION})\.? \S'
+    found = [
+        numbers for page in sorted(DOCS.glob("theory/*.md")) for numbers in re.findall(heading, page.read_text(), re.M)
+    ]
+    assert all(anchor == number for anchor, number in found)
+    return [number for number, _ in found]
+
+
+def test_sections_of_the_theory_are_numbered_once_and_in_order() -> None:
+    numbers = theory_sections()
+    assert len(set(numbers)) == len(numbers) > 20
+    headings = [line for page in DOCS.glob("theory/*.md") for line in re.findall(r"^##+ .*$", page.read_text(), re.M)]
+    assert [line for line in headings if not re.match(rf"##+ {SECTION}\.? ", line)] == []
+    for number in numbers:  # nothing is left out: 4.3 follows 4.2, and 4 has come before 4.1
+        *outer, last = map(int, number.split("."))
+        before = [*outer, last - 1] if last > 1 else outer
+        assert not before or ".".join(map(str, before)) in numbers, number
+
+
+def test_sections_of_the_theory_that_are_cited_exist() -> None:
+    """In code and results `theory 4.2`; in pages a link."""
+    files = [file for place in ("src", "reproduction", "usefulness", "docs") for file in (ROOT / place).rglob("*.*")]
+    cited = {
+        (number, file.name)
+        for file in [*files, *ROOT.glob("*.md")]
+        if file.suffix in {".py", ".md", ".json", ".ipynb"}
+        for number in re.findall(rf"\btheory ({SECTION})\b", file.read_text())
+    }
+    assert len(cited) > 50
+    numbers = theory_sections()
+    assert sorted(each for each in cited if each[0] not in numbers) == []

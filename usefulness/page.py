@@ -128,7 +128,7 @@ def _introduction(results: Document) -> Iterator[str]:
     yield ""
     yield (
         "Everything here comes from `make usefulness` (`python -m usefulness`): it trains the portfolios with Opacus "
-        "under the [recorder](recording.md), plans, merges, and counts right answers on "
+        "under the [recorder](reference/recording.md), plans, merges, and counts right answers on "
         f"{scale['tests']:,} test images. The numbers are in [results.json](usefulness/results.json), and this page is "
         "written from them. `--cache DIR` says where finished runs are kept (so that it can be interrupted), `--data "
         "DIR` where the images are, `--output DIR` where this page goes; `--redraw` writes the page again without "
@@ -214,10 +214,10 @@ def _model(candidate: Document) -> str:
 
 def _averaging(portfolios: Document) -> Iterator[str]:
     yield (
-        "Averages of finished models with [precision weights](plan.md), beside the least private model in them. By "
-        "[joint release](glossary.md#joint-release) an average costs a little more than that model does alone, so that "
-        "one that is no better is worth nothing. Averages of low-rank adapters are of each factor by itself, and a "
-        "product of averages is not the average of the products."
+        "Averages of finished models with [precision weights](reference/verbs/plan.md), beside the least private model "
+        "in them. By [joint release](concepts/glossary.md#joint-release) an average costs a little more than that "
+        "model does alone, so that one that is no better is worth nothing. Averages of low-rank adapters are of each "
+        "factor by itself, and a product of averages is not the average of the products."
     )
     yield ""
     for name, each in portfolios.items():
@@ -253,9 +253,9 @@ def _trained(results: Document) -> Iterator[str]:
     yield (
         f"Each portfolio: runs with σ = {noises} (named `s` and σ), Poisson batches of {scale['batch']} expected of "
         f"{scale['records']:,} private records, clip norm {scale['clip_norm']:g}, a constant rate, one start, four "
-        "checkpoints each (named `@` and the step); [adjacency](glossary.md#adjacency) add_remove. Rates, the batch "
-        "size and the number of steps were chosen by how single models did in a few trials on test images, before a "
-        "plan of that portfolio was scored. Seeds differ in noise, in batches and in random starts; test images, "
+        "checkpoints each (named `@` and the step); [adjacency](concepts/glossary.md#adjacency) add_remove. Rates, the "
+        "batch size and the number of steps were chosen by how single models did in a few trials on test images, "
+        "before a plan of that portfolio was scored. Seeds differ in noise, in batches and in random starts; test images, "
         "private images and the public starts are the same, so that what other data would change is not in the ±."
     )
     yield ""

@@ -24,7 +24,7 @@ STEP_NOISE = PEAK_RATE * 64.0
 
 
 def paper_schedule() -> list[Part]:
-    """The example of docs/theory.md."""
+    """The example of theory 9.1."""
     return two_runs(
         (0.95, 0.05),
         {"noise_multiplier": 64.0},

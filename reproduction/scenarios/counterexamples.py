@@ -105,7 +105,7 @@ SCENARIOS = (
         attack=lambda: revealing(WEIGHTS, NOISE_MULTIPLIERS),
         claims=lambda: average_claims(revealed_parts(), DELTA, false={"merged_trajectory"}),
         trials=2_000_000,
-        note="The second counterexample of docs/theory.md.",
+        note="The second counterexample of theory 4.4.",
     ),
     Scenario(
         name="contraction",
@@ -116,7 +116,7 @@ SCENARIOS = (
         attack=lambda: merged(contracted_parts(), 0.0, stretches=CONTRACTIONS),
         claims=lambda: average_claims(contracted_parts(), DELTA, false={"merged_trajectory"}),
         note=(
-            "The third counterexample of docs/theory.md: all is linear, and the true μ is "
+            "The third counterexample of theory 4.4: all is linear, and the true μ is "
             f"{linear_mu(contracted_parts(), CONTRACTIONS):.2f}."
         ),
     ),

@@ -1,7 +1,7 @@
 """Runs under zero_out: a record is there, or a null record in its place; and what a realised divisor would tell.
 
 Guarantees: the first two claims are theorems. The last one is false, and is why a divisor that is the realised size of
-a Poisson batch is refused (docs/adjacency.md).
+a Poisson batch is refused (docs/concepts/adjacency.md).
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ def test_the_attack_at_full_size_finds_the_verdicts_of_the_theory(name: str) -> 
 
 
 def test_the_table_of_the_theory_has_these_figures() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "theory.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "theory" / "index.md").read_text()
     rows = re.findall(
         r"^\| ([\d,]+) \| ([\d.]+), ([\d.]+) \| ([\d.]+) \| \**(above )?([\d.]+)\** \| ([\d.]+) \|$", page, re.M
     )

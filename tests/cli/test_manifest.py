@@ -415,7 +415,7 @@ def test_schema_prints_the_schema(more: tuple[str, ...]) -> None:
 
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-PAGE = Path(__file__).parents[2] / "docs" / "manifest.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "verbs" / "manifest.md"
 
 
 def test_the_example_of_the_page_is_valid(tmp_path: Path) -> None:

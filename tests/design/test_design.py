@@ -360,6 +360,6 @@ def test_an_excess_in_words_is_rounded_up(excess: float, words: str) -> None:
 
 
 def test_the_documentation_shows_what_is_printed(default: Design) -> None:
-    page = Path(__file__).parents[2] / "docs" / "design.md"
+    page = Path(__file__).parents[2] / "docs" / "reference" / "verbs" / "design.md"
     lines = [line.rstrip() for line in printed(default).splitlines()]
     assert "\n".join(lines).strip() in page.read_text()

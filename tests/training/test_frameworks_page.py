@@ -1,4 +1,4 @@
-"""The code of docs/frameworks.md, run as it stands there."""
+"""The code of docs/how-to/frameworks.md, run as it stands there."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.filterwarnings(line)
     for line in (*QUIET_TRAINER, "ignore:.*LeafSpec", "ignore:The 'train_dataloader' does not have many workers")
 ]
-PAGE = Path(__file__).parents[2] / "docs" / "frameworks.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "frameworks.md"
 
 
 def blocks(title: str) -> list[str]:

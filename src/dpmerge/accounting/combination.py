@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class LinearCombination:
-    """Σ λ_i θ_i over checkpoints, plus Gaussian release noise (docs/theory.md, "Linear combination").
+    """Σ λ_i θ_i over checkpoints, plus Gaussian release noise (theory 4).
 
     Args:
         checkpoints: The models averaged; `of_runs` takes runs for their final ones.
@@ -149,7 +149,7 @@ class Bound:
 
 
 def joint_release(combination: LinearCombination) -> Bound:
-    """The composition of the exposed prefixes: the paper's worst case (docs/theory.md, "Linear combination").
+    """The composition of the exposed prefixes: the paper's worst case (theory 4.1).
 
     Args:
         combination: Of any runs; checkpoints of one run cost the latest.
@@ -170,7 +170,7 @@ def joint_release(combination: LinearCombination) -> Bound:
 
 
 def last_step(combination: LinearCombination) -> Bound:
-    """Joint release of all but each run's last acting step, that one merged (docs/theory.md, "Linear combination").
+    """Joint release of all but each run's last acting step, that one merged (theory 4.2).
 
     Args:
         combination: Of SGD runs that are separate, with or without release noise: full batches, or (but for
@@ -214,7 +214,7 @@ def last_step(combination: LinearCombination) -> Bound:
 
 
 def merged_trajectory(combination: LinearCombination, alignment: Alignment = "appended") -> Bound:
-    """The paper's accounting, whether or not it is a proof here (docs/theory.md, "Linear combination").
+    """The paper's accounting, whether or not it is a proof here (theory 4.3).
 
     Poisson sampling: one step each is a mixture of Gaussians; where the clipped total is the whole update, each
     step costs its full-batch value, because hidden states differ even when the record is not drawn.
@@ -251,7 +251,7 @@ def merged_trajectory(combination: LinearCombination, alignment: Alignment = "ap
 def hidden_state(combination: LinearCombination) -> Bound:
     """The hidden-state theorem with release noise τ, by the best shifts, re-priced after projection.
 
-    (docs/theory.md, "Linear combination"; the proof is in docs/hidden-state.md.)
+    (theory 4.6; the proof is in theory 9.3.)
 
     Args:
         combination: Of full-batch runs of plain SGD on smooth models, with or without release noise.

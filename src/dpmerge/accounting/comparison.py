@@ -54,7 +54,7 @@ def compare(
     shared_affine: str | None = None,
     orders: Array = DEFAULT_ORDERS,
 ) -> Comparison:
-    """What each run costs, and a random selection or a linear combination of them (docs/theory.md, "Guarantees").
+    """What each run costs, and a random selection or a linear combination of them (theory 1).
 
     Args:
         runs: The runs, released with all their iterates where each is accounted for by itself.

@@ -25,7 +25,7 @@ from dpmerge.errors import NoGuaranteeError
 
 
 def compose(profiles: Iterable[PrivacyProfile]) -> PrivacyProfile:
-    """The profile of releasing all of them (docs/theory.md, "Guarantees").
+    """The profile of releasing all of them (theory 1).
 
     Args:
         profiles: Of mechanisms whose randomness is independent; of none, perfect privacy.

@@ -24,7 +24,7 @@ MOST_SHARES = 4
 
 
 class Adjacency(StrEnum):
-    """Which datasets are neighbours (docs/adjacency.md).
+    """Which datasets are neighbours (docs/concepts/adjacency.md).
 
     >>> Adjacency("add_remove") is Adjacency.ADD_REMOVE
     True
@@ -56,7 +56,7 @@ AdjacencyName = Literal["replace_one", "add_remove", "zero_out"]
 
 
 class Mechanism(ABC):
-    """Something that was run on the private data once, with randomness of its own (docs/theory.md, "One run").
+    """Something that was run on the private data once, with randomness of its own (theory 2).
 
     >>> from dpmerge.accounting import GaussianDp
     >>> GaussianDp(mu=0.5, adjacency="replace_one").profile()
@@ -140,7 +140,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Exposure:
-    """How far each run was looked at (docs/theory.md, "One run").
+    """How far each run was looked at (theory 2.4).
 
     Args:
         steps: Run → the last step looked at; `Exposure.of` makes it from checkpoints.
@@ -179,7 +179,7 @@ class Exposure:
         """The same for steps that were fixed before anything was seen: a pass cut short counts as far as it was seen.
 
         Whether a record is in what was seen of a run is independent of the data and of other runs: under each outcome
-        the runs are composed, and the compositions are mixed (docs/theory.md, "One run").
+        the runs are composed, and the compositions are mixed (theory 2.5).
         """
         self._require_independent()
         seen_in_part = self.seen_in_part

@@ -30,7 +30,7 @@ _LOG_SQRT_2PI = 0.5 * np.log(2 * np.pi)
 
 @dataclass(frozen=True)
 class GaussianProfile(PrivacyProfile):
-    """The exact profile of μ-GDP (docs/theory.md, "Guarantees").
+    """The exact profile of μ-GDP (theory 2.2).
 
     Args:
         mu: μ ≥ 0: no easier to tell apart than N(0, 1) from N(μ, 1); infinite without noise.

@@ -1,7 +1,7 @@
 """What a guarantee under zero_out says about replacing a record: leave it empty, then fill it with another.
 
-Guarantees: an ε that holds under replace_one if the profile does under zero_out (docs/adjacency.md). It is a figure to
-read and compare: nothing here is composed, mixed, charged or certified, for adjacencies are never mixed.
+Guarantees: an ε that holds under replace_one if the profile does under zero_out (docs/concepts/adjacency.md). It is a
+figure to read and compare: nothing here is composed, mixed, charged or certified, for adjacencies are never mixed.
 Refuses: δ outside (0, 1). Of add_remove a zero_out guarantee says nothing, nor is there a function for it.
 """
 

@@ -14,7 +14,7 @@ from dpmerge.errors import InvalidInputError
 
 
 def no_free_lunch(*, epsilon_target: float, epsilon_other: float, delta: float, delta_target: float) -> float:
-    """(δ′ + e^{ε′} − 1)(e^{ε₂} + 1) / (e^{ε₂+ε′} + δe^{ε′} + δ − 1), at most one (docs/theory.md, "Limits").
+    """(δ′ + e^{ε′} − 1)(e^{ε₂} + 1) / (e^{ε₂+ε′} + δe^{ε′} + δ − 1), at most one (theory 8).
 
     Args:
         epsilon_target: ε′ of the merger.

@@ -44,7 +44,7 @@ Candidate = Checkpoint | Mechanism
 
 
 def joint_release_mus(candidates: Sequence[Candidate], weights: npt.ArrayLike) -> Array:
-    """√Σ over the support of Σ_t (k/σ_t)², for full-batch runs (docs/theory.md, "Linear combination").
+    """√Σ over the support of Σ_t (k/σ_t)², for full-batch runs (theory 4.1).
 
     Args:
         candidates: Checkpoints of different runs, or runs for their last ones.
@@ -74,7 +74,7 @@ def last_step_mus(candidates: Sequence[Candidate], weights: npt.ArrayLike, relea
     """Joint release of all steps but each run's last with a positive rate, plus one merged step.
 
     The merged step costs (Σ λ_i a_i)² / (Σ (λ_i b_i)² + τ²), a and b counting the coefficient the optimizer gives
-    a gradient in its own update (docs/theory.md, "Linear combination").
+    a gradient in its own update (theory 4.2).
 
     Args:
         candidates: Checkpoints of different runs, or runs for their last ones.
@@ -124,7 +124,7 @@ def merged_trajectory_mus(
     """√Σ_t (Σ λ_i a_i^t)² / Σ (λ_i b_i^t)²: the paper's Algorithm 2, whose convolution is closed under composition.
 
     Steps at which nothing moves cost nothing. **Not a proof by itself**: it is one exactly where `merged_trajectory`
-    certifies, which for ordinary DP-SGD of two or more steps it does not (docs/theory.md, "Linear combination").
+    certifies, which for ordinary DP-SGD of two or more steps it does not (theory 4.3).
 
     Args:
         candidates: Checkpoints of different runs, or runs for their last ones.
@@ -183,7 +183,7 @@ def merged_trajectory_formula(checkpoints: Sequence[Checkpoint], weights: npt.Ar
 def hidden_state_mus(
     candidates: Sequence[Candidate], weights: npt.ArrayLike, release_noise: npt.ArrayLike = 0.0
 ) -> Array:
-    """The hidden-state theorem's best μ (docs/theory.md, "Linear combination"; docs/hidden-state.md).
+    """The hidden-state theorem's best μ (theory 4.6, theory 9.4).
 
     Args:
         candidates: Checkpoints of different runs, or runs for their last ones.

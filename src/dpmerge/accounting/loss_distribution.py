@@ -31,7 +31,7 @@ LEAST_DELTA = 1e-10
 
 @dataclass(frozen=True)
 class LossDistributionProfile(PrivacyProfile):
-    """The profile of a multiset of steps, composed numerically (docs/theory.md, "One run").
+    """The profile of a multiset of steps, composed numerically (theory 2.2).
 
     Args:
         steps: Each step and how often it was taken; `of` takes a mapping.

@@ -42,7 +42,7 @@ class Moves(NamedTuple):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class DpSgd(Mechanism):
-    """One DP-SGD training run (docs/theory.md, "One run").
+    """One DP-SGD training run (theory 2.2).
 
     Args:
         blocks: Its steps, in order.

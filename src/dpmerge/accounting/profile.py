@@ -25,7 +25,7 @@ class PrivacyProfile(ABC):
 
     Under add_remove "+" is the removal of a record and "−" its addition, for every profile alike, and under zero_out
     likewise, of a record that is made null; under replace_one both are equal. Values hold for every pair of neighbours
-    (docs/theory.md, "Guarantees").
+    (theory 1).
 
     >>> from dpmerge.accounting import GaussianProfile
     >>> profile = GaussianProfile(1.0)

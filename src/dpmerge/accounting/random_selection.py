@@ -30,7 +30,7 @@ _RENYI_CHUNK = 2**11
 
 @dataclass(frozen=True, eq=False)
 class SelectionProfile(PrivacyProfile):
-    """The profile of a random selection among members: the paper's Algorithm 1 (docs/theory.md, "Random selection").
+    """The profile of a random selection among members: the paper's Algorithm 1 (theory 3).
 
     Args:
         members: The profile of each candidate.
@@ -93,7 +93,7 @@ def selection_epsilons(members: Sequence[PrivacyProfile], probabilities: npt.Arr
 
     Divergences of the members are tabulated once; each row is bracketed between two points of the table by
     bisection and then solved with exact evaluations, so that the result is as safe as a single `epsilon`
-    (docs/theory.md, "Random selection").
+    (theory 3).
 
     Args:
         members: The profile of each candidate.
@@ -133,7 +133,7 @@ def selection_epsilons(members: Sequence[PrivacyProfile], probabilities: npt.Arr
 def selection_feasible(
     members: Sequence[PrivacyProfile], probabilities: npt.ArrayLike, epsilon: float, delta: float
 ) -> npt.NDArray[np.bool_]:
-    """Which selections meet (ε, δ): two inner products a row (docs/theory.md, "Random selection").
+    """Which selections meet (ε, δ): two inner products a row (theory 3).
 
     Args:
         members: The profile of each candidate.
@@ -165,7 +165,7 @@ def selection_feasible(
 def selection_renyi_epsilons(
     curves: Array, probabilities: npt.ArrayLike, delta: float, orders: Array, conversion: Conversion
 ) -> Array:
-    """ε at δ by Rényi divergence for many selections (docs/theory.md, "Random selection").
+    """ε at δ by Rényi divergence for many selections (theory 3).
 
     Args:
         curves: The Rényi curve of each candidate, one a row; infinite where nothing is known.

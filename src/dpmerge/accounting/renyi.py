@@ -26,7 +26,7 @@ DEFAULT_ORDERS: Array = np.concatenate([np.arange(11, 111) / 10, np.arange(12.0,
 
 @dataclass(frozen=True, eq=False)
 class RenyiProfile(PrivacyProfile):
-    """A Rényi curve (docs/theory.md, "Guarantees").
+    """A Rényi curve (theory 2.3).
 
     Args:
         orders: Above 1, ascending.

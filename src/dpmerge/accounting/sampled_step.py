@@ -1,7 +1,7 @@
 """One merged step of Poisson-sampled runs, each of which draws the record by itself; not under replace_one.
 
 Guarantees: the profile of N(0, s²) against the mixture, over which runs drew the record, of N(Σ_drawn λ_i η_i C_i, s²),
-s² = Σ (λ_i η_i σ_i C_i)² + τ² (docs/theory.md, "Linear combination"); `sampled_last_step` is that of each run's last
+s² = Σ (λ_i η_i σ_i C_i)² + τ² (theory 4.2); `sampled_last_step` is that of each run's last
 acting step, after the joint release of all others.
 Refuses (None): runs whose steps are not known, replace_one, and more sampled runs than are worth their time.
 """

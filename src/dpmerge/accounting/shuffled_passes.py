@@ -32,7 +32,7 @@ DRAW_ERROR = Fraction(1, 2**31)
 
 @dataclass(frozen=True, kw_only=True)
 class SecretOrder:
-    """A uniform order of the records, drawn anew for each pass, that nobody knows (docs/theory.md, "One run").
+    """A uniform order of the records, drawn anew for each pass, that nobody knows (theory 2.5).
 
     Args:
         records: How many there are; a public number.

@@ -46,7 +46,7 @@ class Smoothness:
     Raises:
         InvalidInputError: A value outside its domain.
 
-    (docs/hidden-state.md, "Where the Lipschitz factor comes from".)
+    (theory 9.5.)
 
     >>> Smoothness(kind="logistic", feature_bound=2.0, records=100).factors(np.array([0.001]), 0.0).round(6)
     array([1.])

@@ -24,7 +24,7 @@ MOST_STEPS = 10_000_000
 
 
 class Sampling(StrEnum):
-    """How each step's batch was formed (docs/theory.md, "One run").
+    """How each step's batch was formed (theory 2.2).
 
     >>> [kind.value for kind in Sampling]
     ['full_batch', 'poisson', 'shuffled']

@@ -3,7 +3,7 @@
 Guarantees: factors and growths are only ever enlarged, which is always valid; minorants are sums of positive terms.
 Refuses nothing: whether a run meets the premises is `combination`'s question.
 
-What is computed with them, and why, is at the top of `hidden_state` (docs/hidden-state.md has the proof).
+What is computed with them, and why, is at the top of `hidden_state` (theory 9 has the proof).
 """
 
 from __future__ import annotations

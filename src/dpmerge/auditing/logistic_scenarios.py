@@ -3,7 +3,7 @@
 Nothing is exotic: every gradient is clipped, noise is added to their sum, and two runs are averaged. The first step
 leaves a hidden weight on one side of zero or the other; in the second the other records, half of either label, all push
 it back, and so tell on which side it was. With their *total* clipped instead, as the paper writes its update, they
-cannot, and its theorem holds (docs/theory.md).
+cannot, and its theorem holds (theory 4.4).
 
 Guarantees: scores are functions of the merged model alone; `law` is the exact law of that model, by numerical
 integration over what is hidden, and no accounting is asked for it.
@@ -168,7 +168,7 @@ LOGISTIC = Scenario(
     claims=PLAIN.claims,
     trials=2_000_000,
     note=(
-        "The first counterexample of docs/theory.md. Integrated over both hidden models, the true ε is 3.86; with "
+        "The first counterexample of theory 4.4. Integrated over both hidden models, the true ε is 3.86; with "
         "the total clipped instead it is 0.50."
     ),
 )

@@ -1,7 +1,7 @@
 """From what a run's record states to what is simulated of it.
 
 Guarantees: read from the stated facts alone. Nothing of the accounting is asked; how far updates may pull two hidden
-states apart is worked out here again, from docs/theory.md (section 4, hidden_state).
+states apart is worked out here again, from theory 9.
 Refuses: records of which only a guarantee is known, or too little, for there is nothing to simulate.
 """
 

@@ -53,7 +53,7 @@ def worst(parts: Sequence[Part], release_noise: float) -> list[Array]:
     Let w_t be how much of step t's gradient is in the output, so that w_{t−1}/w_t is the factor of step t. Given the
     last w of run i, κ·λ_i, the rest maximise Σ w_t a_t − ½ Σ (w_t b_t)² with w_{t−1} ≤ L_t w_t: an isotonic regression
     in other units, cut off at κ·λ_i·L_{t+1}⋯L_T. The best κ is a root. (The program is the dual of the one that proves
-    hidden_state, docs/theory.md section 4: attack and proof meet.)
+    hidden_state, theory 9: attack and proof meet.)
     """
     require_parts(parts, release_noise)
     chains = [_Chain.of(part) for part in parts]

@@ -2,7 +2,7 @@
 
 Guarantees: without the salt a commitment says nothing (HMAC-SHA256 under 256 random bits); with it, it fits one
 checkpoint of one run as recorded and no other. The plain digest of a model nobody has seen would let anybody test
-whether a record was in its training data (docs/theory.md). The salt stays with the portfolio, and is never renewed.
+whether a record was in its training data (theory 7). The salt stays with the portfolio, and is never renewed.
 The binding is a MAC of all that a certificate declares and of every file it is about: nobody without the salt can make
 one, so commitments that were copied into other terms, or beside other files, open to nothing.
 """

@@ -3,7 +3,8 @@
 Guarantees: what each level costs is computed by `joint_release` for the noise multipliers as printed, and is at most
 its target; no target of the range has more noise, relative to a model trained for it, than `worst_excess` says.
 Refuses: ranges that are not 0 < low < high; numbers of levels, steps, runs or checkpoints that make no design.
-Assumes full batches, one clip norm and a constant rate, and predicts noise, not bias: see docs/design.md.
+Assumes full batches, one clip norm and a constant rate, and predicts noise, not bias: see
+docs/reference/verbs/design.md.
 """
 
 from __future__ import annotations
@@ -145,7 +146,7 @@ def design(
     checkpoints: int | None = None,
     adjacency: Adjacency | str = Adjacency.REPLACE_ONE,
 ) -> Design:
-    """The runs to train for targets from ε = low to high at δ (docs/design.md; docs/theory.md, "Linear combination").
+    """The runs to train for targets from ε = low to high at δ (docs/reference/verbs/design.md; theory 4).
 
     Args:
         low: The smallest ε to serve.

@@ -37,7 +37,8 @@ def print_design(design: Design, console: Console) -> None:
     console.print(_levels(design))
     for paragraph in (_worth(design), _together(design), _convex(design)):
         console.print(Text(paragraph + "\n"))
-    console.print(Text("Next: record these runs while you train them (docs/recording.md), then", style="bold"))
+    words = "Next: record these runs while you train them (docs/reference/recording.md), then"
+    console.print(Text(words, style="bold"))
     # The folder is the reader's to name: all of the runs, so that the plan may choose among them.
     console.print(Text(f"  dpmerge plan RUNS --epsilon {design.levels[0].target:g} --delta {design.delta:g}"))
 
@@ -112,5 +113,5 @@ def _together(design: Design) -> str:
 def _convex(design: Design) -> str:
     return (
         f"If the model is convex and smooth (logistic or softmax regression, a linear probe), one run for "
-        f"ε = {design.high:g} with release noise serves every target below it: docs/hidden-state.md."
+        f"ε = {design.high:g} with release noise serves every target below it: docs/theory/hidden-state.md."
     )

@@ -2,7 +2,7 @@
 
 One selection among them, as a final release, is all that may ever be released of a group: what two of its runs cost
 together nobody knows. Whichever is drawn, nothing of the group was seen before it and nothing will be after it, so that
-it composes with everything else as one mechanism with the cost of the draw (docs/theory.md: several releases).
+it composes with everything else as one mechanism with the cost of the draw (theory 6.2).
 
 Guarantees: runs with one mark are one group, whatever their terms or names say; a candidate exposes one run of it; a
 group of which anything was seen is closed, run by run, in every scope of the ledger, of other data too.

@@ -2,7 +2,7 @@
 Computed by `frontier`, drawn by `dpmerge.report`.
 
 Guarantees: every curve and panel says by which accounting and theorem its ε holds, and whether that is proved for
-these runs. Utilities are of models nobody has released: an analysis is not for release (docs/theory.md).
+these runs. Utilities are of models nobody has released: an analysis is not for release (theory 5).
 """
 
 from __future__ import annotations

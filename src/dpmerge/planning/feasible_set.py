@@ -61,7 +61,7 @@ def feasible_set(
     theorem: AskedTheorem = "auto",
     checkpoints: AskedCheckpoints = "final",
 ) -> FeasibleSet:
-    """Which probabilities or weights of a portfolio's models meet a target (docs/feasible.md).
+    """Which probabilities or weights of a portfolio's models meet a target (docs/reference/verbs/feasible.md).
 
     Args:
         portfolio: The runs, as `Portfolio.load` returns them.

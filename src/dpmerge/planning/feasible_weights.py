@@ -38,7 +38,7 @@ _SAMPLES = 257
 
 @dataclass(frozen=True, eq=False)
 class Weightings:
-    """What every weighting of some checkpoints costs by one theorem (docs/theory.md, "Linear combination").
+    """What every weighting of some checkpoints costs by one theorem (theory 4).
 
     Args:
         checkpoints: The models weighted.

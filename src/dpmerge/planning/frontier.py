@@ -63,7 +63,7 @@ def frontier(
     targets: int = 24,
     progress: Progressed | None = None,
 ) -> Analysis:
-    """What each privacy level costs in utility, by which method (docs/frontier.md).
+    """What each privacy level costs in utility, by which method (docs/reference/verbs/frontier.md).
 
     Args:
         portfolio: The runs.

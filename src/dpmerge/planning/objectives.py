@@ -101,7 +101,7 @@ class Saturate:
 
 @dataclass(frozen=True)
 class Prior:
-    """Utilities the user states for checkpoints; an average has the average of them (docs/theory.md, "Choosing").
+    """Utilities the user states for checkpoints; an average has the average of them (theory 5).
 
     They must not come from looking at these models: whoever states them vouches for that.
 

@@ -38,7 +38,7 @@ IN_SAMPLE = (
 
 
 def paper_frontier(usable: UsableCheckpoints, scoring: Scoring | None, *, points: int = 96) -> Analysis:
-    """Heatmaps and frontiers of three models as the paper has them (docs/frontier.md).
+    """Heatmaps and frontiers of three models as the paper has them (docs/reference/verbs/frontier.md).
 
     Args:
         usable: The three models, at a δ.

@@ -48,7 +48,7 @@ def plan(
     checkpoints: AskedCheckpoints = "all",
     non_private: Collection[str] = (),
 ) -> Plan:
-    """The best release of a portfolio that meets a target (docs/plan.md; docs/theory.md, "Choosing").
+    """The best release of a portfolio that meets a target (docs/reference/verbs/plan.md; theory 5).
 
     Args:
         portfolio: The runs to release from, as `Portfolio.load` returns them.

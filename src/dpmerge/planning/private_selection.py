@@ -48,7 +48,7 @@ MOST_CANDIDATES = 1000
 class PrivateValidation:
     """Count successes of merges on a private validation set, and draw one with probability ∝ e^{ε·count/2}.
 
-    (docs/theory.md, "Choosing".)
+    (theory 5.1.)
 
     Args:
         evaluator: How many validation records a merge gets right: one record changes a count by at most one. (A

@@ -1,7 +1,7 @@
 """Choosing by looking: the best merge by a score on public data, and what having looked costs.
 
 Guarantees: a charged plan costs the joint release of its whole look set, fixed before any model is scored, however many
-merges are tried and whatever comes out (docs/theory.md: choosing leaks).
+merges are tried and whatever comes out (theory 5).
 Refuses: look sets that do not fit the target; theorems other than joint release, which are void once one looks.
 """
 
@@ -38,7 +38,7 @@ MOST_EVALUATIONS = 1_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class PublicEvaluation:
-    """Score merges on public data and take the best; what may be looked at is paid for (docs/theory.md, "Choosing").
+    """Score merges on public data and take the best; what may be looked at is paid for (theory 5).
 
     Args:
         evaluator: From a mapping of tensor names to arrays to a number, more is better.

@@ -32,7 +32,7 @@ _STEPS = 30
 
 @dataclass(frozen=True, eq=False)
 class SelectionPolytope:
-    """{π : π ≥ 0, Σ π_i = 1, Σ π_i coefficients_ci ≤ limit for each row c} (docs/theory.md, "Random selection").
+    """{π : π ≥ 0, Σ π_i = 1, Σ π_i coefficients_ci ≤ limit for each row c} (theory 3).
 
     Args:
         coefficients: One row a constraint, at most two; infinite for a model that must not be drawn.

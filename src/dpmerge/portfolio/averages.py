@@ -4,7 +4,7 @@
 be done with `adult-s32.ema-100@1`, at the cost of the run's first 100 steps.
 
 Guarantees: an average descends from the checkpoint beside which it was kept, so whoever prices it prices that prefix;
-it is never an iterate (docs/theory.md), so no theorem about updates is asked about it.
+it is never an iterate (theory 2.2), so no theorem about updates is asked about it.
 """
 
 from __future__ import annotations

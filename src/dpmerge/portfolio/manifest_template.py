@@ -88,7 +88,8 @@ _BEFORE = {
     "dataset.size": ("", "100"),
     "unit": ("", "record"),
     "adjacency": (
-        "which data sets are neighbours: one record exchanged, added or removed, or left empty (docs/adjacency.md)",
+        "which data sets are neighbours: one record exchanged, added or removed, or left empty "
+        "(docs/concepts/adjacency.md)",
         "replace_one",
     ),
     "mechanism.kind": ("", ""),

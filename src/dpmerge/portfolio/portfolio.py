@@ -2,7 +2,7 @@
 
 Guarantees: every run that is in it passed every check of `run_reading` and `compatibility`; what is merely doubtful is
 a caveat, and nothing private is ever offered for planning.
-Refuses: see the table in docs/portfolio.md, a named error for each.
+Refuses: see the table in docs/reference/portfolio.md, a named error for each.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class Portfolio:
             The portfolio, every check between its runs passed.
 
         Raises:
-            PortfolioError: Something is wrong in a file, or the runs do not belong together (docs/portfolio.md has a
-                named error for each reason).
+            PortfolioError: Something is wrong in a file, or the runs do not belong together
+                (docs/reference/portfolio.md has a named error for each reason).
         """
         path = Path(path)
         for name in (allow := tuple(allow)):

@@ -1,8 +1,8 @@
 """Do these runs train the same tensors? What theorems sharper than joint release need of an average.
 
 Such a theorem lets the noise of one run hide the step of another. A tensor that one run trained and another kept frozen
-has the noise of the first alone, however much the other's has: there nothing is hidden (docs/theory.md, "Linear
-combination"). Joint release and random selection cover it: they count each run with its own noise.
+has the noise of the first alone, however much the other's has: there nothing is hidden (theory 4). Joint
+release and random selection cover it: they count each run with its own noise.
 
 Guarantees: runs whose records say that they trained different tensors are told.
 Cannot see: what a run trained whose record does not say.

@@ -1,7 +1,7 @@
 """Ancestry: each run as the mathematics sees it, the private checkpoints it descends from attached.
 
 Guarantees: a run that started from a privately trained checkpoint carries that parent, its parent and so on, so that
-whoever prices it prices them too (docs/theory.md: words). One object a run, whoever asks.
+whoever prices it prices them too (theory 2.4). One object a run, whoever asks.
 Refuses: parents that are not stated, steps a parent does not have, runs that descend from themselves.
 """
 

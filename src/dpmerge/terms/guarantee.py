@@ -13,7 +13,7 @@ from dpmerge.errors import InvalidInputError
 class Guarantee:
     """(ε, δ)-differential privacy, for the unit and adjacency of the portfolio it is asked of.
 
-    (docs/theory.md, "Guarantees".)
+    (theory 1.)
 
     Args:
         epsilon: ε ≥ 0.

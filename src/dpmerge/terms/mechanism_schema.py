@@ -57,7 +57,7 @@ class PassBlock(Strict):
 
 
 class OrderFacts(Strict):
-    """An order of the records that nobody knows, drawn anew for each pass (docs/theory.md, "One run")."""
+    """An order of the records that nobody knows, drawn anew for each pass (theory 2.5)."""
 
     secret: Literal[True] = Field(description="true: the recorder gave the sampler a generator of the system's")
     records: int = Field(ge=1, description="an integer ≥ 1: the records that are shuffled")

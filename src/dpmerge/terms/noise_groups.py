@@ -2,7 +2,7 @@
 
 Two models of one seed may cancel each other's noise, so that what they cost together is unknown and may be infinite.
 One of them, drawn by a random selection, costs what a draw costs: candidates may depend on one another as they like,
-as long as the draw does not depend on them (docs/theory.md: random selection).
+as long as the draw does not depend on them (theory 3).
 
 Guarantees: a candidate sees one run of a group at most, ancestors included, and nobody looked at two to choose.
 Refuses: anything else, naming the runs.

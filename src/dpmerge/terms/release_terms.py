@@ -231,7 +231,7 @@ class ReleaseTerms(Strict):
         return sorted({part.checkpoint for candidate in self.candidates for part in candidate.parts})
 
     def as_joint_release(self) -> ReleaseTerms:
-        """The same release, priced so that others of these runs may follow it (docs/theory.md: several releases).
+        """The same release, priced so that others of these runs may follow it (theory 6.2).
 
         Raises:
             NoGuaranteeError: of runs that share a noise seed no other release may follow.

@@ -3,7 +3,7 @@
 It holds all that the run's cost depends on, and nothing that would give its noise or weights away.
 
 Guarantees: the mechanism made of a statement is the one made of the manifest it was taken from; no seed, no stream of
-noise, no digest and no figure of merit is in it, so that it can be handed to anybody (docs/theory.md: choosing leaks).
+noise, no digest and no figure of merit is in it, so that it can be handed to anybody (theory 5).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The theorems that price a linear combination, as one enumeration.
 
 Guarantees: every theorem of `accounting.combination` is here, in the order in which ties are resolved, and each knows
-whether it holds only for the last release of its runs (docs/theory.md: several releases).
+whether it holds only for the last release of its runs (theory 6.2).
 """
 
 from __future__ import annotations

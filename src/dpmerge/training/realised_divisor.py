@@ -1,8 +1,8 @@
 """Learning rates that divide by the realised size of each Poisson batch.
 
 How many records a batch came out with tells whether one of them was drawn: the amplification that is accounted for is
-gone, under every adjacency (docs/adjacency.md). Opacus divides by the *expected* size, which is a constant, and a
-constant that changes is refused by `step_reader`; a loop can still divide by hand, through the rate.
+gone, under every adjacency (docs/concepts/adjacency.md). Opacus divides by the *expected* size, which is a constant,
+and a constant that changes is refused by `step_reader`; a loop can still divide by hand, through the rate.
 
 Guarantees: a rate that has been inversely proportional to the realised size at every step so far is refused as soon as
 three different sizes have shown it, before the weights move. Other rates that follow the data are the loop's word

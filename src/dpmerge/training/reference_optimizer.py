@@ -1,7 +1,7 @@
 """The update a step must have made: the same optimizer on a copy of the weights, given the noised gradients alone.
 
 Guarantees: the weights of a recorded run are what its optimizer makes of noised gradients, step by step, and of nothing
-else (docs/theory.md: then every iterate is covered by the cost of its steps). Whoever writes to the weights or to the
+else (theory 2.2: then every iterate is covered by the cost of its steps). Whoever writes to the weights or to the
 optimizer's state in another way is noticed at the next step or checkpoint, by whatever road it happened: hooks,
 `.data`, another optimizer, a class of one's own that reads the sum without its noise.
 Refuses: updates and weights that differ. Costs a second copy of the trained weights and of the optimizer's state.
