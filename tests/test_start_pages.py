@@ -1,0 +1,123 @@
+"""The first pages that somebody reads: commands run as they stand, figures are computed again."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpmerge.accounting.rounding import format_up
+from page_commands import blocks, run_command, run_page
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+START = DOCS / "start"
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DPMERGE_LEDGER", raising=False)
+
+
+def test_the_first_certificate_is_made_as_the_page_says() -> None:
+    assert [kind for kind, _ in run_page(START / "first-certificate.md")] == ["text"] * 6
+
+
+def test_a_page_that_shows_something_else_than_is_printed_fails(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    for shown in ("dpmerge 9.9.9\n", "", "…\n9.9.9\n…\n", "dpmerge 0.2.0\nand more\n"):
+        page.write_text(f"```text\n$ dpmerge --version\n{shown}```\n")
+        with pytest.raises(AssertionError):
+            run_page(page)
+    page.write_text("```sh\ndpmerge verify nothing\n```\n")
+    with pytest.raises(AssertionError):
+        run_page(page)
+
+
+def test_the_install_page_names_every_extra_and_the_version() -> None:
+    text = (START / "install.md").read_text()
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(re.findall(r'`pip install -c constraints\.txt "\.\[(\w+)\]"`', text)) == set(extras)
+    [(_, shown)] = [block for block in blocks(START / "install.md") if block[0] == "text"]
+    assert run_command("dpmerge --version") == shown.partition("\n")[2]
+
+
+# Before you train
+
+
+BEFORE = START / "before-you-train.md"
+THEOREMS = ("joint_release", "last_step", "merged_trajectory", "hidden_state")
+
+
+def test_what_the_design_says_is_on_the_page_before_training() -> None:
+    assert [kind for kind, _ in run_page(BEFORE)] == ["text"]
+
+
+def test_what_opacus_defaults_allow_is_computed_from_the_spec_on_the_page(tmp_path: Path) -> None:
+    [spec] = [content for kind, content in blocks(BEFORE) if kind == "json"]
+    (tmp_path / "spec.json").write_text(spec)
+    found = json.loads(run_command("dpmerge account spec.json --json"))
+    first, second = (run["epsilon"] for run in found["single"])
+    theorems = {name: theorem["epsilon"] for name, theorem in found["linear_combination"].items() if name in THEOREMS}
+    wanted = [second, found["random_selection"]["epsilon_pld"], first, theorems["joint_release"], theorems["last_step"]]
+    section = BEFORE.read_text().split("## What Opacus' defaults allow\n")[1]
+    assert re.findall(r"\| (\d\.\d{4}) \|$", section, re.M) == [format_up(each) for each in wanted]
+    assert theorems["hidden_state"] is theorems["merged_trajectory"] is None
+    assert "no number |" in section
+
+
+def test_figures_of_other_pages_are_those_of_the_pages_they_come_from() -> None:
+    """The adjacency page's are computed there, the usefulness page is written from results."""
+    before, readme = BEFORE.read_text(), (ROOT / "README.md").read_text()
+    usefulness, adjacency = (DOCS / "usefulness.md").read_text(), (DOCS / "concepts" / "adjacency.md").read_text()
+    rows = re.findall(r"^\| (Poisson|shuffled) \| (\S+) \| \S+ \| (\S+) \|", adjacency, re.M)
+    (_, replaced, poisson), (_, _, shuffled) = rows
+    assert f"costs ε = {poisson} or {replaced}" in before
+    assert f"seemed to cost {poisson} costs {shuffled}" in before
+    averages = re.findall(r"^- `(\w+)` \(([\w ]+)\): ([^:]*? of 4), on average (\S+ points)\.$", usefulness, re.M)
+    assert len(averages) == 5
+    for name, start, verdict, gain in averages:
+        told = re.sub(r"undecided (?!in)", "undecided in ", verdict)
+        assert f"| {name} | {start} | {told} | {gain} |\n" in before
+    [counts] = re.findall(
+        r"\*\*better in (\d+), the same in (\d+), worse in (\d+)\*\*,\s+and (\d+) in which", usefulness
+    )
+    better, same, worse, undecided = counts
+    assert f"had in {better}, the same in {same}, worse in {worse}, and the seeds disagreed in {undecided}" in before
+    assert f"better in {better} of {sum(map(int, counts))} cases, worse in {worse}" in readme
+    gains = re.findall(
+        r"\| ([+−]?\d\.\d) ± \S+ \| (?:same|better|undecided|\*\*worse\*\*) \| [^|]+; single", usefulness
+    )
+    assert len(gains) == sum(map(int, counts))
+    assert f"up to {max(float(gain.replace('−', '-')) for gain in gains):g} points" in before
+
+
+# The picture
+
+
+def test_the_picture_is_what_the_code_draws_and_the_words_beside_it_are_true(tmp_path: Path) -> None:
+    import matplotlib.image
+
+    spec = importlib.util.spec_from_file_location("privacy_levels", ROOT / "examples" / "privacy_levels.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    plot = module.privacy_levels()
+    [file] = module.write_plot_pictures([plot], tmp_path)
+    drawn, committed = (matplotlib.image.imread(each) for each in (file, START / "privacy-levels.png"))
+    again = "python examples/privacy_levels.py draws it again"
+    assert drawn.shape == committed.shape, again
+    assert np.mean(np.abs(drawn - committed) > 0.1) < 0.005, again
+    planned, had, _ = plot.series
+    gain = planned.y - had.y
+    inside = (planned.x > 0.07) & (planned.x < 0.39)
+    assert gain[inside].min() > 0, "README: from ε = 0.07 to 0.4"
+    assert 10 <= gain.max() < 11, "README: up to ten points"
+    assert np.mean(gain[~inside]) < 0.1, "README: elsewhere nothing"
