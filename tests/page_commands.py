@@ -29,8 +29,11 @@ def blocks(page: Path) -> list[Block]:
     return re.findall(r"^```(\w+)\n(.*?)^```", page.read_text(), re.S | re.M)
 
 
-def run_page(page: Path, names: dict[str, Any] | None = None) -> list[Block]:
-    """Run everything on a page in the current folder, with these names in its Python; returns what was run."""
+def run_page(page: Path, names: dict[str, Any] | None = None, **words: str) -> list[Block]:
+    """Run everything on a page in the current folder, with these names in its Python; returns what was run.
+
+    `words` are those which a reader replaces in a command, such as RELEASE.
+    """
     names = {"__name__": "page"} if names is None else names
     run = [(kind, content) for kind, content in blocks(page) if kind in {"sh", "text", "python"}]
     for kind, content in run:
@@ -38,7 +41,7 @@ def run_page(page: Path, names: dict[str, Any] | None = None) -> list[Block]:
             run_python(content, names, page)
         elif kind == "sh":
             for command in re.sub(r"\\\n\s*", "", content).strip().splitlines():
-                run_command(command)
+                run_command(" ".join(words.get(word, word) for word in command.split(" ")))
         else:
             compare(content)
     return run
@@ -56,7 +59,7 @@ def run_python(code: str, names: dict[str, Any], page: Path) -> None:
 def run_command(line: str) -> str:
     """What it prints, errors included; that it ends as the page says is asserted."""
     command, _, comment = line.partition(" #")
-    said = re.search(r"exits with (\d)", comment)
+    said = re.search(r"exits with (\d+)", comment)
     wanted = int(said[1]) if said else 0
     if not command.startswith("dpmerge "):
         done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)  # noqa: S602

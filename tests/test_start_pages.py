@@ -5,13 +5,16 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import shutil
 import tomllib
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import dpmerge as dpm
 from dpmerge.accounting.rounding import format_up
+from dpmerge.merging.staging import StagedFolder
 from page_commands import blocks, run_command, run_page
 
 ROOT = Path(__file__).parents[1]
@@ -121,3 +124,55 @@ def test_the_picture_is_what_the_code_draws_and_the_words_beside_it_are_true(tmp
     assert gain[inside].min() > 0, "README: from ε = 0.07 to 0.4"
     assert 10 <= gain.max() < 11, "README: up to ten points"
     assert np.mean(gain[~inside]) < 0.1, "README: elsewhere nothing"
+
+
+# How-to pages that train nothing; the others are run in tests/training/test_how_to_pages.py
+
+
+@pytest.fixture
+def released() -> None:
+    """What some pages begin with: two releases that were signed, and a copy of the ledger as it was between them."""
+    merged = "merge models --epsilon {} --delta 1e-5 -o {} --key signing.pem"
+    first, second = merged.format(0.06, "first"), merged.format(0.12, "merged")
+    for command in ("example mnist -o models", "keygen -o signing.pem", first):
+        run_command(f"dpmerge {command}")
+    shutil.copy("models/privacy-ledger.sqlite", "backup.sqlite")
+    run_command(f"dpmerge {second}")
+
+
+def test_a_target_below_the_most_private_model_is_met_as_the_page_says() -> None:
+    shutil.copytree(ROOT / "examples" / "probe", "examples/probe")
+    run_page(DOCS / "how-to" / "lower-target.md")
+    assert dpm.verify("merged", portfolio="probe").verified
+    assert dpm.verify("merged-early", portfolio="early").verified
+    [exposed] = dpm.Portfolio.load("examples/probe").runs[2].checkpoints[-1:]
+    assert exposed.name == "s64@20"
+
+
+def test_a_model_is_published_as_the_page_says() -> None:
+    run_page(DOCS / "how-to" / "publish.md")
+
+
+@pytest.mark.usefixtures("released")
+def test_an_auditor_can_run_what_the_page_says() -> None:
+    run_page(DOCS / "how-to" / "auditor.md")
+    assert json.loads(Path("ledger.json").read_text())["entries"]
+
+
+@pytest.mark.usefixtures("released")
+def test_what_was_killed_or_lost_is_recovered_as_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A release that was killed after its charge in each of two portfolios; then a backup comes back that is too old."""
+
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    run_command("dpmerge example mnist -o other")
+    with monkeypatch.context() as patched:
+        patched.setattr(StagedFolder, "publish", killed)
+        for portfolio in ("models", "other"):
+            asked = f"merge {portfolio} --epsilon 0.1 --delta 1e-5 -o pending-{portfolio} --key signing.pem"
+            run_command(f"dpmerge {asked}  # exits with 130")
+    [release] = re.findall(r"([0-9a-f]{12}) +pending", run_command("dpmerge ledger show other"))
+    run_page(DOCS / "how-to" / "recover.md", RELEASE=release)
+    assert dpm.verify("pending-models", portfolio="models").verified
+    assert not Path("pending-other").exists()

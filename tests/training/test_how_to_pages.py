@@ -16,8 +16,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import dpmerge as dpm
-from page_commands import run_page
+from page_commands import blocks, run_page
+from training.distributed_loops import from_a_page
 from training.loops import CLASSES, FEATURES, QUIET, data
+from training.ranks import all_returned, on_ranks
 
 pytestmark = [pytest.mark.filterwarnings(line) for line in QUIET]
 HOW_TO = Path(__file__).parents[2] / "docs" / "how-to"
@@ -110,3 +112,13 @@ def test_models_in_pt_files_are_imported_released_and_verified() -> None:
     assert [kind for kind, _ in run] == ["python", "sh", "sh"]
     assert dpm.verify("merged", portfolio="models").verified
     assert dpm.verify("merged-seeded", portfolio="seeded").verified
+
+
+def test_ddp_and_shards_are_recorded_by_the_code_of_the_page(tmp_path: Path) -> None:
+    code = [content for kind, content in blocks(HOW_TO / "several-gpus.md") if kind == "python"]
+    first, second = all_returned(on_ranks(2, from_a_page, code, tmp_path))
+    assert first == second == {"ddp": 6, "shards": 6}
+    for run, losses in (("ddp", "checked"), ("shards", "unknown")):
+        recorded = manifest(f"models/{run}")
+        assert (recorded["finished"], recorded["tools"]["processes"]) == (True, "2")
+        assert recorded["record_losses"] == losses
