@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 
 import dpmerge as dpm
+from dpmerge.accounting import Exposure
 from dpmerge.accounting.rounding import format_up
 from dpmerge.merging.staging import StagedFolder
+from dpmerge.terms.theorems import NAMED
 from page_commands import blocks, run_command, run_page
 
 ROOT = Path(__file__).parents[1]
@@ -55,7 +57,6 @@ def test_the_install_page_names_every_extra_and_the_version() -> None:
 
 
 BEFORE = START / "before-you-train.md"
-THEOREMS = ("joint_release", "last_step", "merged_trajectory", "hidden_state")
 
 
 def test_what_the_design_says_is_on_the_page_before_training() -> None:
@@ -67,7 +68,7 @@ def test_what_opacus_defaults_allow_is_computed_from_the_spec_on_the_page(tmp_pa
     (tmp_path / "spec.json").write_text(spec)
     found = json.loads(run_command("dpmerge account spec.json --json"))
     first, second = (run["epsilon"] for run in found["single"])
-    theorems = {name: theorem["epsilon"] for name, theorem in found["linear_combination"].items() if name in THEOREMS}
+    theorems = {name: theorem["epsilon"] for name, theorem in found["linear_combination"].items() if name in NAMED}
     wanted = [second, found["random_selection"]["epsilon_pld"], first, theorems["joint_release"], theorems["last_step"]]
     section = BEFORE.read_text().split("## What Opacus' defaults allow\n")[1]
     assert re.findall(r"\| (\d\.\d{4}) \|$", section, re.M) == [format_up(each) for each in wanted]
@@ -161,7 +162,7 @@ def test_an_auditor_can_run_what_the_page_says() -> None:
 
 @pytest.mark.usefixtures("released")
 def test_what_was_killed_or_lost_is_recovered_as_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A release that was killed after its charge in each of two portfolios; then a backup comes back that is too old."""
+    """Killed after the charge, in each of two portfolios; then a backup comes back that is too old."""
 
     def killed(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -176,3 +177,41 @@ def test_what_was_killed_or_lost_is_recovered_as_the_page_says(monkeypatch: pyte
     run_page(DOCS / "how-to" / "recover.md", RELEASE=release)
     assert dpm.verify("pending-models", portfolio="models").verified
     assert not Path("pending-other").exists()
+
+
+# Concepts
+
+
+CONCEPTS = DOCS / "concepts"
+
+
+@pytest.mark.parametrize("page", ["exposure", "choosing", "several-releases"])
+def test_the_commands_and_the_code_of_a_concept_run(page: str) -> None:
+    shutil.copytree(ROOT / "examples" / "mnist", "examples/mnist")
+    assert run_page(CONCEPTS / f"{page}.md")
+
+
+def cost(names: list[str]) -> str:
+    """Of the joint release of checkpoints of the example portfolio, rounded up."""
+    portfolio = dpm.Portfolio.load(ROOT / "examples" / "mnist")
+    seen = [portfolio.run(run).at(int(step)) for run, _, step in (name.partition("@") for name in names)]
+    return format_up(Exposure.of(seen).profile().epsilon(1e-5))
+
+
+def test_the_figures_of_exposure_and_choosing_are_computed() -> None:
+    rows = re.findall(r"^\| (.*@.*) \| .* \| (0\.\d{4}) \|$", (CONCEPTS / "exposure.md").read_text(), re.M)
+    assert len(rows) == 5
+    for looked_at, epsilon in rows:
+        whole = re.sub(r"all eight (ladder)-1…8@20", " ".join(rf"\1-{n}@20" for n in range(1, 9)), looked_at)
+        assert cost(re.findall(r"[\w-]+@\d+", whole)) == epsilon
+    portfolio = dpm.Portfolio.load(ROOT / "examples" / "mnist")
+    best = max(portfolio.checkpoints(), key=lambda saved: saved.metric("accuracy"))
+    everything = format_up(portfolio.everything().profile().epsilon(1e-5))
+    shown = re.findall(r"^\| releasing .* \| (\d\.\d{4}) \|$", (CONCEPTS / "choosing.md").read_text(), re.M)
+    assert (best.name, shown) == ("c4-s32@20", [cost(["c4-s32@20"]), everything])
+
+
+def test_every_theorem_is_in_the_table_of_theorems() -> None:
+    table, _, rest = (CONCEPTS / "theorems.md").read_text().partition("## You have")
+    assert re.findall(r"^\| `(\w+)` \|", table, re.M) == [str(theorem) for theorem in NAMED]
+    assert all(f"`{theorem}`" in rest for theorem in NAMED)
