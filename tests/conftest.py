@@ -31,6 +31,7 @@ SLOW = (
     "notebook",
     "oracle",
     "reproduction",
+    "site",
     "training",
     "usefulness",
     "accounting/test_spectrum_attacks.py",
@@ -38,7 +39,7 @@ SLOW = (
     "planning/test_sampled_portfolios.py",
     "releasing/test_faults.py",
 )
-"""Where tests simulate, attack, train, enumerate or break things step by step: minutes together."""
+"""Where tests simulate, attack, train, enumerate, build the site or break things step by step: minutes together."""
 
 LONG = {
     "test_a_release_above_the_cap_is_refused_by_every_rule",

@@ -27,6 +27,7 @@ from dpmerge.releasing.json_schemas import json_schema
 from dpmerge.terms.documents import Strict, models_in
 from dpmerge.terms.mechanism_schema import BlockSpec
 from dpmerge.training import record
+from mkdocs_hooks.verbs import with_usage
 from reproduction.__main__ import audit_app, experiments_app
 
 ROOT = Path(__file__).parents[1]
@@ -252,25 +253,30 @@ def test_the_python_of_the_ledger_page_runs(tmp_path: Path) -> None:
 
 
 LEDGER_VERBS = ("show", "spent", "cap", "recover", "verify", "export")
+MANIFEST_VERBS = ("new", "check", "write", "upgrade", "schema")
 
 
 @pytest.mark.parametrize(
     "verb",
     [
-        "example",
-        "plan",
+        "account",
+        "audit",
         "design",
+        "example",
         "feasible",
         "frontier",
-        "merge",
-        "verify",
+        "import",
+        "inspect",
         "keygen",
-        "audit",
+        "merge",
+        "plan",
+        "verify",
         *(f"ledger {verb}" for verb in LEDGER_VERBS),
+        *(f"manifest {verb}" for verb in MANIFEST_VERBS),
     ],
 )
 def test_every_option_of_a_verb_is_on_its_page(verb: str) -> None:
-    text = (VERBS / f"{verb.split()[0]}.md").read_text()
+    text = with_usage((VERBS / f"{verb.split()[0]}.md").read_text())
     result = CliRunner().invoke(app, [*verb.split(), "--help"], env={"COLUMNS": "200"})
     assert result.exit_code == 0
     options = result.stdout
@@ -283,7 +289,7 @@ def test_every_option_of_the_reproduction_is_on_its_page() -> None:
         result = CliRunner().invoke(command, ["--help"], env={"COLUMNS": "200"})
         assert result.exit_code == 0
         named = set(re.findall(r"--[a-z][a-z-]+", result.stdout)) - {"--help"}
-        text = (VERBS / page).read_text()
+        text = with_usage((VERBS / page).read_text())
         assert [option for option in sorted(named) if option not in text] == []
 
 
@@ -411,3 +417,24 @@ def test_sections_of_the_theory_that_are_cited_exist() -> None:
     assert len(cited) > 50
     numbers = theory_sections()
     assert sorted(each for each in cited if each[0] not in numbers) == []
+
+
+def test_every_decision_is_listed() -> None:
+    listed = re.findall(r"^- \[(.*)\]\((.*)\)$", (DOCS / "decisions" / "index.md").read_text(), re.M)
+    pages = sorted(DOCS.glob("decisions/0*.md"))
+    assert listed == [(page.read_text().splitlines()[0].removeprefix("# "), page.name) for page in pages]
+
+
+def test_pages_that_code_names_exist() -> None:
+    """In docstrings, messages and computed pages, where nothing else would notice."""
+    files = [
+        file for place in ("src", "reproduction", "usefulness", "examples") for file in (ROOT / place).rglob("*.py")
+    ]
+    named = {
+        name
+        for file in [*files, ROOT / "Makefile", ROOT / "CONTRIBUTING.md"]
+        for name in re.findall(r"\bdocs/[\w/.-]+\.(?:md|json|png|ipynb)\b", file.read_text())
+    }
+    assert len(named) > 20
+    named -= {"docs/reference/verbs/VERB.md"}  # whichever it is
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []

@@ -255,8 +255,9 @@ def _trained(results: Document) -> Iterator[str]:
         f"{scale['records']:,} private records, clip norm {scale['clip_norm']:g}, a constant rate, one start, four "
         "checkpoints each (named `@` and the step); [adjacency](concepts/glossary.md#adjacency) add_remove. Rates, the "
         "batch size and the number of steps were chosen by how single models did in a few trials on test images, "
-        "before a plan of that portfolio was scored. Seeds differ in noise, in batches and in random starts; test images, "
-        "private images and the public starts are the same, so that what other data would change is not in the ±."
+        "before a plan of that portfolio was scored. Seeds differ in noise, in batches and in random starts; test "
+        "images, private images and the public starts are the same, so that what other data would change is not in the "
+        "±."
     )
     yield ""
     yield "| portfolio | model | begins at | rate | steps | ε of the finished models | seconds to train, a seed |"

@@ -43,7 +43,10 @@ from typing import Any, Self
 
 
 class DpmergeError(Exception):
-    """Base of everything raised on purpose."""
+    """Base of everything raised on purpose.
+
+    What to do: read the message; catch this one to catch them all.
+    """
 
     def __str__(self) -> str:
         # Of BaseException, because an OSError would put its number in front.
@@ -51,7 +54,10 @@ class DpmergeError(Exception):
 
 
 class FileSystemError(DpmergeError, OSError):
-    """Something the operating system refused; `errno`, `strerror` and `filename` are set where it said them."""
+    """Something the operating system refused; `errno`, `strerror` and `filename` are set where it said them.
+
+    What to do: look at `filename` and `strerror`; try again when the system lets you.
+    """
 
     def said_by(self, error: OSError, filename: object) -> Self:
         """This error, with the number and the words of the system's own."""
@@ -69,6 +75,8 @@ class FileSystemError(DpmergeError, OSError):
 
 class InvalidInputError(DpmergeError, ValueError):
     """A value outside its domain, or a state in which it cannot be used; nothing was computed from it.
+
+    What to do: give the field what the message says is accepted.
 
     Args:
         field: The parameter, or the field of a document.
@@ -112,7 +120,10 @@ class InvalidInputError(DpmergeError, ValueError):
 
 
 class PortfolioError(InvalidInputError):
-    """A portfolio that cannot be used as it stands; `file` is where to look, `field` what to look at there."""
+    """A portfolio that cannot be used as it stands; `file` is where to look, `field` what to look at there.
+
+    What to do: repair the file that the message names, or leave that run out of the portfolio.
+    """
 
     def __init__(
         self,
@@ -133,7 +144,10 @@ class PortfolioError(InvalidInputError):
 
 
 class ManifestError(PortfolioError):
-    """A manifest that cannot be read, is incomplete or contradicts itself."""
+    """A manifest that cannot be read, is incomplete or contradicts itself.
+
+    What to do: `dpmerge manifest check` names every field at once; correct those, or record the run again.
+    """
 
     @classmethod
     def of(cls, file: object, error: InvalidInputError) -> ManifestError:
@@ -145,7 +159,10 @@ class ManifestError(PortfolioError):
 
 
 class UnreadableManifestError(ManifestError, FileSystemError):
-    """A manifest, or the folder it should be in, that the system does not let us read."""
+    """A manifest, or the folder it should be in, that the system does not let us read.
+
+    What to do: see that the path is right and that you may read it.
+    """
 
     @classmethod
     def from_os(cls, error: OSError, *, path: object, accepted: str) -> UnreadableManifestError:
@@ -154,19 +171,31 @@ class UnreadableManifestError(ManifestError, FileSystemError):
 
 
 class UnsafePathError(PortfolioError):
-    """A file name that is not a plain relative path inside the run's folder."""
+    """A file name that is not a plain relative path inside the run's folder.
+
+    What to do: move the files into the run's folder and name them from there.
+    """
 
 
 class PickleRefusedError(PortfolioError):
-    """Weights stored as a pickle, which can run code when it is loaded."""
+    """Weights stored as a pickle, which can run code when it is loaded.
+
+    What to do: convert the weights to safetensors where they were made, or use `dpmerge import --allow-pickle`.
+    """
 
 
 class CheckpointError(PortfolioError):
-    """A safetensors file that is broken, ambiguous, or holds values that are not finite."""
+    """A safetensors file that is broken, ambiguous, or holds values that are not finite.
+
+    What to do: save the checkpoint again from the run; weights that are not finite cannot be released.
+    """
 
 
 class UnreadableCheckpointError(CheckpointError, FileSystemError):
-    """Weights that the system does not let us read."""
+    """Weights that the system does not let us read.
+
+    What to do: see that the file is there and that you may read it.
+    """
 
     @classmethod
     def from_os(cls, error: OSError, *, path: object) -> UnreadableCheckpointError:
@@ -176,39 +205,66 @@ class UnreadableCheckpointError(CheckpointError, FileSystemError):
 
 
 class DigestMismatchError(PortfolioError):
-    """The file is not the one that was recorded."""
+    """The file is not the one that was recorded.
+
+    What to do: bring back the file that was recorded; a model that was changed since has no record.
+    """
 
 
 class MixedPortfolioError(PortfolioError):
-    """Runs on different data sets, units or adjacencies, or two runs with one name."""
+    """Runs on different data sets, units or adjacencies, or two runs with one name.
+
+    What to do: put runs that do not belong together into portfolios of their own, and give each run a name of its own.
+    """
 
 
 class TensorMismatchError(PortfolioError):
-    """Models whose tensors differ in name, shape or dtype."""
+    """Models whose tensors differ in name, shape or dtype.
+
+    What to do: merge models of one architecture only; leave the other run out.
+    """
 
 
 class NotIndependentError(PortfolioError):
-    """Two runs with the same noise."""
+    """Two runs with the same noise.
+
+    What to do: keep one of the two runs, or train one again with noise of its own.
+    """
 
 
 class MissingParentError(PortfolioError):
-    """A run that started from a privately trained checkpoint which is not in the portfolio."""
+    """A run that started from a privately trained checkpoint which is not in the portfolio.
+
+    What to do: add the parent run to the portfolio, or name it in the manifest's `ancestry`.
+    """
 
 
 class NotCombinableError(PortfolioError):
-    """Models that must not be averaged: they started from, or keep frozen, different weights."""
+    """Models that must not be averaged: they started from, or keep frozen, different weights.
+
+    What to do: use `--method select`, or allow the difference by name (`--allow`) where you mean it.
+    """
 
 
 class PrivateMetricError(PortfolioError):
-    """A metric measured on private data: choosing by it is a release that is not charged."""
+    """A metric measured on private data: choosing by it is a release that is not charged.
+
+    What to do: choose by noise, by public data, or by a validation set that is paid for.
+    """
 
 
 class RecordingError(DpmergeError):
-    """A training loop whose privacy cannot be recorded truthfully; raised before the step it concerns is taken."""
+    """A training loop whose privacy cannot be recorded truthfully; raised before the step it concerns is taken.
+
+    What to do: change the loop as the message says; nothing of the refused step was taken.
+    """
 
 
 class MissingExtraError(DpmergeError, ImportError):
-    """Something was asked for that needs packages which the core does without; `extra` brings them."""
+    """Something was asked for that needs packages which the core does without; `extra` brings them.
+
+    What to do: run the `pip install` line of the message.
+    """
 
     def __init__(self, needed_by: str, package: str, extra: str) -> None:
         self.needed_by, self.package, self.extra = needed_by, package, extra
@@ -219,7 +275,10 @@ class MissingExtraError(DpmergeError, ImportError):
 
 
 class EvaluationError(DpmergeError):
-    """An evaluator raised, or returned something that is no finite number."""
+    """An evaluator raised, or returned something that is no finite number.
+
+    What to do: try your evaluator on that merge by itself; scores kept so far are in the cache.
+    """
 
     def __init__(self, recipe: str, found: str, accepted: str = "a finite number") -> None:
         self.recipe = recipe
@@ -233,11 +292,17 @@ class EvaluationError(DpmergeError):
 
 
 class NoGuaranteeError(DpmergeError):
-    """No proof covers what was asked, so there is no number."""
+    """No proof covers what was asked, so there is no number.
+
+    What to do: ask for what is covered: another theorem, `joint_release`, or random selection.
+    """
 
 
 class DeltaOutOfReachError(NoGuaranteeError):
-    """δ lies below the floor under which a convolved privacy loss distribution cannot be trusted."""
+    """δ lies below the floor under which a convolved privacy loss distribution cannot be trusted.
+
+    What to do: ask for a larger δ.
+    """
 
     def __init__(self, delta: float, floor: float) -> None:
         self.delta = delta
@@ -249,7 +314,10 @@ class DeltaOutOfReachError(NoGuaranteeError):
 
 
 class TargetOutOfReachError(NoGuaranteeError):
-    """No plan meets the target; `smallest` is the least ε that some candidate reaches, and `candidate` which."""
+    """No plan meets the target; `smallest` is the least ε that some candidate reaches, and `candidate` which.
+
+    What to do: ask for at least that ε, or train a more private run (`dpmerge design`, `dpmerge plan --suggest`).
+    """
 
     def __init__(self, epsilon: float, delta: float, smallest: float, candidate: str, hint: str = "") -> None:
         self.epsilon, self.delta, self.smallest, self.candidate, self.hint = epsilon, delta, smallest, candidate, hint
@@ -264,23 +332,38 @@ class TargetOutOfReachError(NoGuaranteeError):
 
 
 class CapExceededError(NoGuaranteeError):
-    """A release that the privacy filter of a cap does not allow; nothing was charged or written."""
+    """A release that the privacy filter of a cap does not allow; nothing was charged or written.
+
+    What to do: `dpmerge ledger show` says what is left; plan within it.
+    """
 
 
 class RunsLockedError(NoGuaranteeError):
-    """A final release holds only if nothing else of its runs is ever released, before or after."""
+    """A final release holds only if nothing else of its runs is ever released, before or after.
+
+    What to do: use other runs; what is locked stays locked.
+    """
 
 
 class LedgerError(DpmergeError):
-    """A ledger that cannot be used."""
+    """A ledger that cannot be used.
+
+    What to do: see the kinds below.
+    """
 
 
 class LedgerBrokenError(LedgerError):
-    """Entries were changed, removed or lost: what has been released is not known."""
+    """Entries were changed, removed or lost: what has been released is not known.
+
+    What to do: bring the right ledger back, or `dpmerge ledger recover`; release nothing until then.
+    """
 
 
 class LedgerUnavailableError(LedgerError, FileSystemError):
-    """A ledger whose file or database cannot be opened, read, written or locked."""
+    """A ledger whose file or database cannot be opened, read, written or locked.
+
+    What to do: see that the file or the server can be reached and written to, and try again.
+    """
 
     @classmethod
     def from_os(cls, error: OSError, *, path: object, failed: str) -> LedgerUnavailableError:
@@ -289,7 +372,10 @@ class LedgerUnavailableError(LedgerError, FileSystemError):
 
 
 class CannotReadError(InvalidInputError, FileSystemError):
-    """A document that the system does not let us read."""
+    """A document that the system does not let us read.
+
+    What to do: see that the path is right and that you may read it.
+    """
 
     @classmethod
     def from_os(cls, error: OSError, *, path: object, accepted: str) -> CannotReadError:
@@ -299,7 +385,10 @@ class CannotReadError(InvalidInputError, FileSystemError):
 
 
 class CannotWriteError(InvalidInputError, FileSystemError):
-    """An output that cannot be written, or that is there already; what was there is as it was."""
+    """An output that cannot be written, or that is there already; what was there is as it was.
+
+    What to do: name another output, or make room; nothing there was replaced.
+    """
 
     @classmethod
     def from_os(
