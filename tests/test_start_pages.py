@@ -177,6 +177,10 @@ def test_what_was_killed_or_lost_is_recovered_as_the_page_says(monkeypatch: pyte
     run_page(DOCS / "how-to" / "recover.md", RELEASE=release)
     assert dpm.verify("pending-models", portfolio="models").verified
     assert not Path("pending-other").exists()
+    Path("models/privacy-ledger.sqlite").unlink()
+    for command in ("show models", "recover models --adopt merged --accept"):  # no empty one in its place
+        assert "was charged to" in run_command(f"dpmerge ledger {command}  # exits with 2")
+    run_command("dpmerge ledger recover models --ledger other/privacy-ledger.sqlite --adopt merged --accept")
 
 
 # Concepts
