@@ -57,7 +57,7 @@ imports: $(INSTALLED)
 
 # NO_MKDOCS_2_WARNING: what the theme has to say about its successor is in docs/decisions/0017-documentation-site.md.
 docs: $(INSTALLED)  ## the documentation as a site, build/site/index.html: strictly, and without the network
-	NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(BIN)/mkdocs build --strict
 
 package: $(INSTALLED)  ## build sdist and wheel, install the wheel without extras, and release a model with it
 	PYTHON=$(BIN)/python .ci/package
@@ -88,4 +88,4 @@ examples: $(INSTALLED)  ## train the example portfolios again, into .examples
 	$(BIN)/python examples/probe/train.py --out .examples/probe
 
 clean:  ## remove everything that was set up
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis

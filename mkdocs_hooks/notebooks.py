@@ -51,7 +51,7 @@ def on_page_content(html: str, page: Page, files: Files, **_: Any) -> str:
     cells = _cells(notebook)
     filled = PLACE.sub(lambda at: shown(cells[int(at["cell"])]["outputs"][int(at["output"])]), html)
     name = posixpath.basename(notebook.src_uri)
-    return f'{filled}\n<p class="notebook-file"><a href="{name}" download>The notebook</a></p>'
+    return f'{filled}\n<p class="notebook-file"><a href="{name}" download>Download this notebook</a></p>'
 
 
 def markdown(cells: list[dict[str, Any]]) -> str:

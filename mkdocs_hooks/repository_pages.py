@@ -19,7 +19,11 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 PAGES = {"CONTRIBUTING.md": "contributing.md", "SECURITY.md": "security.md", "CHANGELOG.md": "changes.md"}
-LINK = re.compile(r"(?<!!)\[(?P<words>[^\]]*)\]\((?P<target>(?!\w+:)[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
+# Code is passed over: `table[row](value)` is no link.
+LINK = re.compile(
+    r"^```.*?^```|`[^`\n]*`|(?<!!)\[(?P<words>[^\]]*)\]\((?P<target>(?!\w+:)[^)#\s]+)(?P<anchor>#[^)\s]*)?\)",
+    re.S | re.M,
+)
 
 
 def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
@@ -46,6 +50,8 @@ def rewritten(markdown: str, source: str, place: str) -> str:
     """
 
     def link(found: re.Match[str]) -> str:
+        if found["target"] is None:
+            return found[0]
         target = posixpath.normpath(posixpath.join(posixpath.dirname(source), found["target"]))
         on_site = PAGES.get(target, target.removeprefix("docs/") if target.startswith("docs/") else None)
         if on_site is None:

@@ -125,3 +125,6 @@ def test_links_between_pages_and_the_repository_fit_the_site() -> None:
     assert rewritten("[a](../tests/test_docs.py)", "docs/a.md", "a.md") == "a"
     assert rewritten("[a](https://example.org/docs/a.md), [b](#b)", "docs/a.md", "a.md").count("](") == 2
     assert rewritten("![a](a.png)", "docs/x/a.md", "x/a.md") == "![a](a.png)"
+    assert rewritten("[`a`](b.md), [c](../x)", "docs/a.md", "a.md") == "[`a`](b.md), c"
+    code = "`table[row](value)`\n\n```python\ntable[row](value)\n```\n"
+    assert rewritten(code, "docs/a.md", "a.md") == code

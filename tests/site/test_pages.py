@@ -121,3 +121,9 @@ def test_sections_of_the_theory_that_code_cites_are_links(pages: dict[str, str])
     page = pages["reference/api/accounting.html"]
     assert re.search(r'<a href="\.\./\.\./theory/index\.html#4\.2">theory 4\.2</a>', page)
     assert '<a id="4.2"></a>' in pages["theory/index.html"]
+
+
+def test_anchors_that_the_readme_links_to_exist(pages: dict[str, str]) -> None:
+    """It is no page of the site, so that nobody else looks."""
+    for name, anchor in re.findall(r"\]\(docs/([^)#]+)\.(?:md|ipynb)#([^)]+)\)", (ROOT / "README.md").read_text()):
+        assert f'id="{anchor}"' in pages[f"{name}.html"], f"{name}#{anchor}"
