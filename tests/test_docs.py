@@ -103,6 +103,7 @@ def test_the_demo_runs_every_step_from_inspecting_to_a_report(tmp_path: Path) ->
     result = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
     lines = result.stdout.splitlines()
     assert len(lines) <= 80, "somebody is to read it"
+    assert f"in {len(lines)} lines" in (ROOT / "README.md").read_text()
     assert max(map(len, lines)) <= 80
     verbs = re.findall(r"^\$ dpmerge (\w+)", result.stdout, re.M)
     assert list(dict.fromkeys(verbs)) == [

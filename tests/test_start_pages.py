@@ -8,6 +8,7 @@ import re
 import shutil
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -51,6 +52,15 @@ def test_the_install_page_names_every_extra_and_the_version() -> None:
     assert set(re.findall(r'`pip install -c constraints\.txt "\.\[(\w+)\]"`', text)) == set(extras)
     [(_, shown)] = [block for block in blocks(START / "install.md") if block[0] == "text"]
     assert run_command("dpmerge --version") == shown.partition("\n")[2]
+
+
+def test_every_page_with_commands_or_code_is_run_by_a_test() -> None:
+    tests = "".join(file.read_text() for file in ROOT.glob("tests/**/test_*.py"))
+    pages = [page for folder in ("start", "how-to", "concepts") for page in sorted((DOCS / folder).glob("*.md"))]
+    shown = [page for page in pages if {"sh", "text", "python"} & {kind for kind, _ in blocks(page)}]
+    assert len(shown) > 10
+    names = {page: (page.name, f'"{page.stem}"', f'"{page.parent.name}/{page.stem}"') for page in shown}
+    assert [page.name for page in shown if not any(name in tests for name in names[page])] == []
 
 
 # Before you train
@@ -219,3 +229,38 @@ def test_every_theorem_is_in_the_table_of_theorems() -> None:
     table, _, rest = (CONCEPTS / "theorems.md").read_text().partition("## You have")
     assert re.findall(r"^\| `(\w+)` \|", table, re.M) == [str(theorem) for theorem in NAMED]
     assert all(f"`{theorem}`" in rest for theorem in NAMED)
+
+
+@pytest.mark.parametrize(
+    ("models", "settings", "of_the_block"),
+    [
+        ("Opacus' defaults: Poisson batches, SGD", {}, {"sampling_rate": 0.05}),
+        ("full batches, SGD, a network", {}, {}),
+        ("full batches, plain SGD, a linear model with bounded features", {"lipschitz": 1}, {}),
+        ("shuffled batches", {"sampling": "shuffled", "steps_per_epoch": 4}, {}),
+    ],
+)
+def test_the_theorem_that_the_page_names_is_the_tightest(
+    models: str, settings: dict[str, Any], of_the_block: dict[str, float], tmp_path: Path
+) -> None:
+    """Of two runs of eight steps and unequal noise, averaged half and half under zero_out."""
+    runs = [
+        {
+            "blocks": [
+                {"steps": 8, "noise_multiplier": sigma, "clip_norm": 1, "learning_rate": 0.1, **of_the_block},
+            ],
+            **settings,
+        }
+        for sigma in (4, 8)
+    ]
+    spec = {"adjacency": "zero_out", "delta": 1e-5, "weights": [0.5, 0.5], "runs": runs}
+    (tmp_path / "spec.json").write_text(json.dumps(spec))
+    combined = json.loads(run_command("dpmerge account spec.json --json"))["linear_combination"]
+    proved = {theorem: combined[theorem]["epsilon"] for theorem in NAMED if combined[theorem]["certifies"]}
+    page = (CONCEPTS / "theorems.md").read_text()
+    [(others_follow, last)] = re.findall(
+        rf"^\| {re.escape(models)} \| random selection \| (.*) \| (.*) \|$", page, re.M
+    )
+    assert others_follow.startswith("`joint_release`")
+    tightest = min(proved, key=lambda theorem: proved[theorem])  # of equal ones the first
+    assert last.startswith(f"`{tightest}`") or (last == "the same" and tightest == "joint_release")
