@@ -68,6 +68,7 @@ LONG = {
     "test_the_curve_of_poisson_prefixes_agrees_with_each_profile",
     "test_the_draws_follow_the_probabilities",
     "test_the_explanation_of_a_plan_fits_80_columns",
+    "test_the_picture_is_what_the_code_draws_and_the_words_beside_it_are_true",
     "test_two_sampled_single_steps_merge_as_a_mixture",
     "test_values_are_those_of_the_specification",
     "test_what_is_printed_costs_no_more_than_is_printed_beside_it",

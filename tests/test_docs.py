@@ -99,8 +99,12 @@ def test_the_readme_shows_what_merging_and_verifying_prints(tmp_path: Path, monk
 
 
 def test_the_demo_runs_every_step_from_inspecting_to_a_report(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "examples" / "demo.py"), "--out", str(tmp_path / "demo")]
-    result = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "80"})
+    command = [sys.executable, str(ROOT / "examples" / "demo.py"), "--out", "demo"]
+    result = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+    lines = result.stdout.splitlines()
+    assert len(lines) <= 80, "somebody is to read it"
+    assert f"in {len(lines)} lines" in (ROOT / "README.md").read_text()
+    assert max(map(len, lines)) <= 80
     verbs = re.findall(r"^\$ dpmerge (\w+)", result.stdout, re.M)
     assert list(dict.fromkeys(verbs)) == [
         "inspect", "plan", "keygen", "merge", "verify", "audit", "ledger", "frontier",
@@ -112,6 +116,9 @@ def test_the_demo_runs_every_step_from_inspecting_to_a_report(tmp_path: Path) ->
     assert min(scores) > 75, "what was measured on these models; a merge that went wrong would be near 10 %"
     assert (tmp_path / "demo" / "report.html").exists()
     assert "examples/demo.py" in (ROOT / "Makefile").read_text()
+    named = re.findall(r"docs/[\w/.-]+\.md", result.stdout)
+    assert len(named) == 2
+    assert [page for page in named if not (ROOT / page).exists()] == []
 
 
 def test_the_two_commands_of_the_readme_are_targets_of_the_makefile() -> None:

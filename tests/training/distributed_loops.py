@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import runpy
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,18 @@ def broken_off_everywhere(_: int, folder: Path) -> None:
 def example(rank: int, *args: Any) -> None:
     """The example script's own function, as `spawn` would call it."""
     runpy.run_path(str(EXAMPLES / "with_ddp.py"))["launch"](rank, *args)
+
+
+def from_a_page(_: int, code: list[str], home: Path) -> dict[str, int]:
+    """The blocks of a page, which has a network and a data set; how many steps each of its runs took."""
+    os.chdir(home)
+    torch.manual_seed(42)
+    names: dict[str, Any] = {"network": mlp, "dataset": data()}
+    steps = {}
+    for block in code:
+        exec(compile(block, "page", "exec"), names)  # noqa: S102
+        steps[names["about"]["run"]] = names["recorder"].steps
+    return steps
 
 
 # What is refused at once

@@ -6,6 +6,7 @@ or by the certificate of an output, is noticed before anything else is released.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from dpmerge.certificate.dsse import CERTIFICATE_NAME, read_certificate
@@ -47,6 +48,12 @@ def witnesses(portfolio: Portfolio) -> list[Path]:
     ]
 
 
+def witnesses_below(portfolio: Path) -> list[Path]:
+    """The same of a portfolio that has not been loaded."""
+    home = portfolio.parent if portfolio.suffix in (".yaml", ".yml") else portfolio
+    return sorted({home / WITNESS_NAME, *home.glob(f"*/{WITNESS_NAME}")})
+
+
 def is_missing(place: str | Path) -> bool:
     """Whether a ledger is a file that is not there yet; of a database nobody can tell before it is opened."""
     return (isinstance(place, Path) or "://" not in place) and not Path(place).exists()
@@ -55,20 +62,24 @@ def is_missing(place: str | Path) -> bool:
 def opened_ledger(place: str | Path, portfolio: Portfolio, insecure_permissions: bool = False) -> Ledger:
     """The ledger, made if nothing was ever charged; one that was lost is not replaced by an empty one."""
     if is_missing(place):
-        for path in witnesses(portfolio):
-            if (seen := read_head_checkpoint(path)) is not None:
-                raise LedgerBrokenError(
-                    f"{place}: there is no ledger, and {path} was charged to {seen.where or seen.ledger}; name "
-                    "that one, ledger=… (--ledger or DPMERGE_LEDGER), or bring it back"
-                )
+        require_not_lost(place, witnesses(portfolio))
     return Ledger.open(place, insecure_permissions=insecure_permissions)
+
+
+def require_not_lost(place: str | Path, remembered: Iterable[Path]) -> None:
+    """Of a ledger that is not there: no head checkpoint says that something was charged."""
+    for path in remembered:
+        if (seen := read_head_checkpoint(path)) is not None:
+            raise LedgerBrokenError(
+                f"{place}: there is no ledger, and {path} was charged to {seen.where or seen.ledger}; name "
+                "that one, ledger=… (--ledger or DPMERGE_LEDGER), or bring it back"
+            )
 
 
 def why_not_whole(ledger: Ledger, portfolio: Path) -> str | None:
     """What a portfolio remembers that a ledger lacks; asked of its folder and of every run's in it."""
-    home = portfolio.parent if portfolio.suffix in (".yaml", ".yml") else portfolio
     try:
-        for path in sorted({home / WITNESS_NAME, *home.glob(f"*/{WITNESS_NAME}")}):
+        for path in witnesses_below(portfolio):
             check_head_checkpoint(ledger, path)
     except LedgerBrokenError as error:
         return str(error)

@@ -25,7 +25,14 @@ from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.portfolio.run_files import require_replaceable
 from dpmerge.releasing import recover
 from dpmerge.releasing.ceiling import ceiling_steps
-from dpmerge.releasing.ledger_location import ledger_of, require_whole_ledger, why_not_whole, witness
+from dpmerge.releasing.ledger_location import (
+    ledger_of,
+    require_not_lost,
+    require_whole_ledger,
+    why_not_whole,
+    witness,
+    witnesses_below,
+)
 from dpmerge.terms.portfolio_facts import Allowance
 
 
@@ -82,14 +89,14 @@ class PortfolioLedger(Ledger):
             InvalidInputError: Neither a portfolio nor a ledger is given.
         """
         where = ledger_of(portfolio, ledger)
+        home = None if portfolio is None else (portfolio.path if isinstance(portfolio, Portfolio) else Path(portfolio))
         if not create and isinstance(where, Path) and not where.exists():
+            require_not_lost(where, () if home is None else witnesses_below(home))
             raise LedgerError(
                 f"{where}: there is no ledger: nothing has been released or capped; name another, ledger=… (--ledger)"
             )
         opened = cls.open(where, create=create, insecure_permissions=insecure_permissions)
-        opened._portfolio = (
-            None if portfolio is None else (portfolio.path if isinstance(portfolio, Portfolio) else Path(portfolio))
-        )
+        opened._portfolio = home
         opened._insecure = insecure_permissions
         return opened
 
