@@ -75,6 +75,12 @@ def scaled(store: RunStore, trials: int) -> int:
     return max(1000, trials * store.preset.mnist.records // RECORDS)
 
 
+def seed_of(store: RunStore, *names: str) -> int:
+    """Of a stream of trials, written down with the results."""
+    seed = store.seeds["/".join(("mnist_audit", *names))] = store.noise_seed("mnist_audit", *names)
+    return seed
+
+
 def settings(store: RunStore) -> dict[str, Any]:
     return {
         "runs": {name: setup.document() for name, setup in RUNS.items()},
@@ -171,7 +177,7 @@ def crossed(there: torch.Tensor, elsewhere: torch.Tensor) -> float:
 
 def compare(store: RunStore, name: str, records: int, walls: dict[str, Any]) -> dict[str, Any]:
     """An estimate for one pair of data sets, read as if scores were Gaussian."""
-    seed = store.noise_seed("mnist_audit", "compared", name)
+    seed = seed_of(store, "compared", name)
     mu = crossed(*coupled(worlds(walls, records), EQUAL, scaled(store, COMPARED), seed))
     return {"mu": mu, "epsilon": gaussian_epsilon(mu, DELTA)}
 
@@ -180,7 +186,7 @@ def count(store: RunStore) -> dict[str, Any]:
     """The attack on the worst data set: learnt, its thresholds fixed, then counted on fresh trials; and by weight."""
     data, setups = worlds(WALLS, RECORDS), list(RUNS.values())
     learning, counted = scaled(store, LEARNING), scaled(store, COUNTED)
-    seed = store.noise_seed("mnist_audit", "learning")
+    seed = seed_of(store, "learning")
     ends = [coupled(data, weights, learning, seed) for weights in ((1.0, 0.0), (0.0, 1.0))]
     shares = np.linspace(0.0, 1.0, 11)
     found = [costs((1 - share, share)) for share in shares]
@@ -193,7 +199,7 @@ def count(store: RunStore) -> dict[str, Any]:
     test = best_direction(*_average(ends, EQUAL[1])).float()
 
     def scores(world: int, phase: str, trials: int) -> Array:
-        generator = torch.Generator().manual_seed(store.noise_seed("mnist_audit", phase, str(world)))
+        generator = torch.Generator().manual_seed(seed_of(store, phase, str(world)))
         part = 100_000
         drawn = [
             merged(data[world], setups, EQUAL, min(part, trials - begun), generator) @ test

@@ -63,15 +63,15 @@ def _bounds_every_data_set(numbers: dict[str, Any]) -> Statement:
         source="paper, section 6, read for clipping each gradient",
         verdict="disagrees" if broken else "within noise",
         measured=(
-            f"It claims that no test tells two data sets apart by more than {found['advantage claimed']:.4f} (true "
-            f"minus false alarms); {found['trials']:,} trials a side show {found['advantage']:.4f} with "
-            f"{100 * CONFIDENCE:g} % confidence. A Gaussian curve would have to state ε ≥ {found['epsilon']:.3f}, not "
-            f"{claimed['epsilon']:.3f}; certified: {certified['epsilon']:.3f}."
+            f"Claimed: no test has true minus false alarms above {found['advantage claimed']:.4f}. Shown with "
+            f"{100 * CONFIDENCE:g} % confidence, {found['trials']:,} trials a side: {found['advantage']:.4f}. A Gaussian "
+            f"curve must then state ε ≥ {found['epsilon']:.3f} at δ = {numbers['delta']:g}, not "
+            f"{claimed['epsilon']:.3f}; certified {certified['epsilon']:.3f}."
         ),
         why=(
-            "The others show faint patterns with both labels in equal number: below a size of the weights their "
-            "clipped gradients cancel, beyond it they push back. So they hold back the noisier run, and the average "
-            "weighs the better one more than its weights say."
+            "The others show faint patterns, each with both labels: clipped, their gradients cancel below a size of "
+            "the weights and push back beyond it. So they hold back the noisier run, and the average weighs the better "
+            "one more than its weights say."
         ),
     )
 

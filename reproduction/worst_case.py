@@ -131,7 +131,8 @@ def scores(rng: np.random.Generator, trials: int, present: bool) -> Array:
 
 def _attacked(store: RunStore) -> dict[str, Any]:
     trials = store.preset.mean.draws
-    rng = np.random.default_rng(store.noise_seed("worst_case", "attack"))
+    seed = store.seeds["worst_case/attack"] = store.noise_seed("worst_case", "attack")
+    rng = np.random.default_rng(seed)
     pilot, (absent, present) = ([scores(rng, trials, there) for there in (False, True)] for _ in range(2))
     threshold = best_threshold(pilot[0], pilot[1], delta=DELTA, confidence=CONFIDENCE)
     shown = fixed_threshold(absent, present, threshold, delta=DELTA, confidence=CONFIDENCE)

@@ -20,7 +20,9 @@ def training() -> LinearisedTraining:
     return LinearisedTraining(features.float(), torch.from_numpy(rng.integers(0, CLASSES, RECORDS)), SETUP, CLASSES)
 
 
-def update(training: LinearisedTraining, weights: np.ndarray, rate: float, *, swap: Exchange | None = None) -> np.ndarray:
+def update(
+    training: LinearisedTraining, weights: np.ndarray, rate: float, *, swap: Exchange | None = None
+) -> np.ndarray:
     """One step in double precision, record by record; with `swap` the first of its two is there, or the second."""
     rows = [(row.double().numpy(), int(label)) for row, label in zip(training.features, training.labels, strict=True)]
     if swap is not None:
