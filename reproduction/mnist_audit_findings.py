@@ -16,7 +16,7 @@ from reproduction.statements import CONFIDENCE, Statement, Verdict
 
 def drawings(numbers: dict[str, Any]) -> list[Drawing]:
     found, delta = numbers["by weight"], numbers["delta"]
-    shares = values(found["shares"])
+    merged = slice(1, -1)  # at the ends there is nothing to merge
     lines = (
         ("certified", "certified: joint release or last step, proved", COLOURS["combine"], False),
         ("attack", "attack, estimated as if Gaussian", styles.THEOREMS[4], False),
@@ -37,8 +37,8 @@ def drawings(numbers: dict[str, Any]) -> list[Drawing]:
             series=tuple(
                 Series(
                     name=name,
-                    x=shares,
-                    y=values(found[key]),
+                    x=values(found["shares"])[merged],
+                    y=values(found[key])[merged],
                     colour=colour,
                     dashed=dashed,
                     marks="dots" if key == "attack" else "none",
@@ -64,8 +64,8 @@ def _bounds_every_data_set(numbers: dict[str, Any]) -> Statement:
         verdict="disagrees" if broken else "within noise",
         measured=(
             f"Claimed: no test has true minus false alarms above {found['advantage claimed']:.4f}. Shown with "
-            f"{100 * CONFIDENCE:g} % confidence, {found['trials']:,} trials a side: {found['advantage']:.4f}. A Gaussian "
-            f"curve must then state ε ≥ {found['epsilon']:.3f} at δ = {numbers['delta']:g}, not "
+            f"{100 * CONFIDENCE:g} % confidence, {found['trials']:,} trials a side: {found['advantage']:.4f}. A "
+            f"Gaussian curve must then state ε ≥ {found['epsilon']:.3f} at δ = {numbers['delta']:g}, not "
             f"{claimed['epsilon']:.3f}; certified {certified['epsilon']:.3f}."
         ),
         why=(

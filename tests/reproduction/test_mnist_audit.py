@@ -103,7 +103,7 @@ def test_the_claim_alone_is_dashed(numbers: Numbers) -> None:
     [drawing] = mnist_audit.drawings(numbers)
     assert isinstance(drawing, Plot)
     assert [series.dashed for series in drawing.series] == [False, False, True]
-    assert [len(series.x) for series in drawing.series] == [11, 11, 11]
+    assert [len(series.x) for series in drawing.series] == [9, 9, 9]
 
 
 def test_the_settings_of_the_audit_are_the_papers(store: RunStore) -> None:
