@@ -41,7 +41,7 @@ from reproduction.training import Setup, threads, warm_up_and_decay
 
 __all__ = ["TITLE", "drawings", "measure", "settings", "statements"]
 
-TITLE = "An audit of the paper's MNIST merge, half and half: claimed, shown, certified"
+TITLE = "An audit of one MNIST merge of the paper, half and half: claimed, shown, certified"
 
 RECORDS = 60_000
 EQUAL = (0.5, 0.5)
