@@ -30,7 +30,8 @@ def reproduce(
         list[str],
         typer.Argument(
             metavar="EXPERIMENT",
-            help="mean, mnist, cifar10, checkpoints, composition, ladder, probe, soundness; or all.",
+            help="mean, mnist, cifar10, checkpoints, composition, ladder, probe, soundness, worst_case, "
+            "mnist_audit; or all.",
         ),
     ],
     output: Annotated[

@@ -16,7 +16,18 @@ if TYPE_CHECKING:
     from reproduction.run_store import RunStore
     from reproduction.statements import Statement
 
-EXPERIMENTS = ("mean", "mnist", "cifar10", "checkpoints", "composition", "ladder", "probe", "soundness")
+EXPERIMENTS = (
+    "mean",
+    "mnist",
+    "cifar10",
+    "checkpoints",
+    "composition",
+    "ladder",
+    "probe",
+    "soundness",
+    "worst_case",
+    "mnist_audit",
+)
 
 
 class Experiment(Protocol):

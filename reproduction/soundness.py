@@ -219,7 +219,7 @@ def _accounted(setting: dict[str, Any]) -> Statement:
     if not assumed["proved"]:
         why = [
             f"The merged trajectory assumes {_missing(assumed)}.",
-            "Not proved is not false: no attack on these is known.",
+            "Not proved is not false: what attacks show of one of the paper's merges is under mnist_audit.",
         ]
     why += [
         f"There is no formula by {name} here, it needs {_missing(of)}."

@@ -68,3 +68,13 @@ def test_the_figures_that_the_theory_states_are_the_committed_ones() -> None:
 def test_the_small_preset_was_trained_in_less_than_45_minutes() -> None:
     """Training of all twelve models; scoring comes on top, a few minutes."""
     assert FOUND["cifar10"].timings["training cifar10-paper"] < 45 * 60
+
+
+def test_the_papers_curve_for_its_mnist_merge_is_passed_on_a_data_set_made_for_it_and_its_certificate_is_not() -> None:
+    found = FOUND["mnist_audit"].numbers
+    [curve] = about("mnist_audit", "for every data set of 60,000 images")
+    assert curve.verdict == "disagrees"
+    claimed, certified = (found["equal"][key]["epsilon"] for key in ("claimed", "certified"))
+    assert claimed < found["counted"]["epsilon"] < certified
+    assert found["counted"]["epsilon at delta"] < claimed, "at δ = 1e-5 itself it is open"
+    assert {s.verdict for s in about("worst_case", "costs exactly what joint release")} == {"agrees"}
