@@ -20,7 +20,7 @@ def drawings(numbers: dict[str, Any]) -> list[Drawing]:
     lines = (
         ("certified", "certified: joint release or last step, proved", COLOURS["last_step"], False),
         ("attack", "attack, estimated as if Gaussian", styles.OTHERS[0], False),
-        ("claimed", "merged trajectory (the paper's): claimed", COLOURS["merged_trajectory"], True),
+        ("claimed", "merged trajectory, the paper's: assumed, not proved here", COLOURS["merged_trajectory"], True),
     )
     return [
         Plot(

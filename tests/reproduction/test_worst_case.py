@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpmerge.report.plots import Plot, values
+from dpmerge.report.plots import Panels, values
 from oracle import gaussian_mp
 from reproduction import worst_case
 from reproduction.presets import DELTA
@@ -73,11 +73,11 @@ def test_the_worst_case_is_told_with_its_figures(numbers: Numbers) -> None:
 
 
 def test_the_worst_case_is_drawn_beside_the_average_in_one_tensor(numbers: Numbers) -> None:
-    drawings = worst_case.drawings(numbers)
-    assert [drawing.name for drawing in drawings] == ["worst_case-1", "worst_case-2"]
-    for drawing in drawings:
-        assert isinstance(drawing, Plot)
-        assert [len(series.x) for series in drawing.series] == [3, 3, 3]
+    [drawing] = worst_case.drawings(numbers)
+    assert isinstance(drawing, Panels)
+    assert [plot.caption for plot in drawing.plots] == [case["name"] for case in numbers["cases"]]
+    for plot in drawing.plots:
+        assert [len(series.x) for series in plot.series] == [3, 3, 3]
 
 
 def test_the_settings_of_the_worst_case_name_what_was_attacked(store: RunStore) -> None:
