@@ -15,12 +15,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, NullPool, create_engine, event, insert, inspect, select, text, update
+from sqlalchemy import Connection, Engine, NullPool, create_engine, delete, event, insert, inspect, select, text, update
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 
 from dpmerge.errors import LedgerBrokenError, LedgerError, LedgerUnavailableError
 from dpmerge.ledger.entries import BEFORE_THE_FIRST, Entry, now
-from dpmerge.ledger.migrations import ENTRIES, LEDGER, MIGRATIONS, Migration, migrate, version
+from dpmerge.ledger.migrations import ENTRIES, LEDGER, MIGRATIONS, SNAPSHOTS, Migration, migrate, version
 from dpmerge.ledger.urls import address
 
 PATIENCE = 120.0
@@ -163,6 +163,30 @@ def entries_after(connection: Connection, seq: int) -> Iterator[Entry]:
     query = select(*columns, ENTRIES.c.text).where(ENTRIES.c.seq > seq).order_by(ENTRIES.c.seq)
     for row in connection.execute(query):
         yield Entry(**row._mapping)
+
+
+def entry_at(connection: Connection, ledger: str, seq: int) -> Entry:
+    """One entry by itself, which has its own hash, and which the next one follows."""
+    query = select(ENTRIES).where(ENTRIES.c.seq.in_((seq, seq + 1))).order_by(ENTRIES.c.seq)
+    found = [Entry(**row._mapping) for row in connection.execute(query)]
+    last = ledger_row(connection)[1] if len(found) == 1 else None
+    if not found or found[0].seq != seq or found[0].sealed_by(ledger) != found[0].hash:
+        raise LedgerBrokenError(f"entry {seq}: is gone or changed")
+    if found[1].previous != found[0].hash if last is None else last != (seq, found[0].hash):
+        raise LedgerBrokenError(f"entry {seq}: the entry after it follows another one")
+    return found[0]
+
+
+def snapshot(connection: Connection) -> tuple[int, str] | None:
+    """The newest snapshot, and the number of the entry that sealed it."""
+    row = connection.execute(select(SNAPSHOTS).order_by(SNAPSHOTS.c.seq.desc()).limit(1)).first()
+    return None if row is None else (row.seq, row.text)
+
+
+def keep_snapshot(connection: Connection, seq: int, content: str) -> None:
+    """This one, and no other."""
+    connection.execute(delete(SNAPSHOTS))
+    connection.execute(insert(SNAPSHOTS).values(seq=seq, text=content))
 
 
 def hash_at(connection: Connection, seq: int) -> str | None:

@@ -18,12 +18,13 @@ from dpmerge.errors import InvalidInputError, LedgerBrokenError, LedgerError
 from dpmerge.ledger.cap_setting import adopted_body, cap_body
 from dpmerge.ledger.caps import Cap
 from dpmerge.ledger.charge import Charge, Output
-from dpmerge.ledger.database import append
+from dpmerge.ledger.database import append, keep_snapshot
 from dpmerge.ledger.entries import BudgetScope, Entry, Kind, canonical, following
 from dpmerge.ledger.group_locks import require_own_noise, require_stated_groups
 from dpmerge.ledger.ledger_reader import LedgerReader
 from dpmerge.ledger.privacy_filters import Admitted, Proposal, admit
 from dpmerge.ledger.run_checks import Stated, require_own_dataset, require_same_runs, require_unlocked_elsewhere
+from dpmerge.ledger.snapshots import EVERY, snapshot_body, snapshot_text
 from dpmerge.ledger.state import State
 
 _SAME = ("terms", "identities", "final")
@@ -205,11 +206,17 @@ class Ledger(LedgerReader):
         self, connection: Connection, state: State, scope: BudgetScope, kind: Kind, body: Mapping[str, Any]
     ) -> Entry:
         """The entry, after one that opens its scope if that is new. The state catches up once they are committed."""
-        entries: list[Entry] = []
+        added: list[tuple[Kind, BudgetScope | None, Mapping[str, Any]]] = [(kind, scope, body)]
         if scope.id not in state.scopes:
-            entries.append(following(self.id, state.head, kind="opened", scope=scope, body=scope.document()))
-        head = (entries[-1].seq, entries[-1].hash) if entries else state.head
-        entries.append(following(self.id, head, kind=kind, scope=scope, body=body))
+            added.insert(0, ("opened", scope, scope.document()))
+        if state.head[0] - state.snapshot >= EVERY:
+            text = snapshot_text(state)
+            added.insert(0, ("snapshot", None, snapshot_body(text)))
+            keep_snapshot(connection, state.head[0] + 1, text)
+        entries: list[Entry] = []
+        for each, of, content in added:
+            head = (entries[-1].seq, entries[-1].hash) if entries else state.head
+            entries.append(following(self.id, head, kind=each, scope=of, body=content))
         append(connection, entries)
         return entries[-1]
 

@@ -43,7 +43,7 @@ class ExportedEntry(Strict):
     previous: Hex256 = Field(description="64 hexadecimal digits: the hash of the entry before")
     hash: Hex256 = Field(description="64 hexadecimal digits: of everything else, and of the ledger's id")
     time: str = Field(description="an RFC 3339 time in UTC")
-    kind: Kind = Field(description="opened, cap, release, sealed, completed, abandoned, adopted or accepted")
+    kind: Kind = Field(description="opened, cap, release, sealed, completed, abandoned, adopted, accepted or snapshot")
     book: Hex256 = Field(description="64 hexadecimal digits: the budget scope it belongs to")
     body: ChargeBody | dict[str, Any] = Field(description="an object; of a release, its terms and the draw")
 
