@@ -282,6 +282,9 @@ class LedgerBrokenError(LedgerError):
 class LedgerUnavailableError(LedgerError, FileSystemError):
     """A ledger whose file or database cannot be opened, read, written or locked."""
 
+    lost = False
+    """Whether the database's server went away, and may be back in a moment."""
+
     @classmethod
     def from_os(cls, error: OSError, *, path: object, failed: str) -> LedgerUnavailableError:
         """What the system said about `path`; `failed` is what could not be done with it."""

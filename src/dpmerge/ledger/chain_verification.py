@@ -71,7 +71,9 @@ def _require_cap(_: State, known: ScopeState, entry: Entry) -> None:
     again = cap_body(known, cap_in(body))
     if not math.isclose(again.pop("spent_before"), body["spent_before"], rel_tol=_AGREE, abs_tol=_AGREE):
         raise LedgerBrokenError(f"entry {entry.seq}: what had been spent before the cap is not what it says")
-    if canonical(again) != canonical({k: v for k, v in body.items() if k != "spent_before"}):
+    if canonical(again) != canonical(
+        {name: value for name, value in body.items() if name not in ("spent_before", "by")}
+    ):
         raise LedgerBrokenError(f"entry {entry.seq}: the cap is not what its privacy filter makes of it")
 
 

@@ -10,15 +10,16 @@ from __future__ import annotations
 import secrets
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine, NullPool, create_engine, delete, event, insert, inspect, select, text, update
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 
 from dpmerge.errors import LedgerBrokenError, LedgerError, LedgerUnavailableError
+from dpmerge.ledger import postgresql
 from dpmerge.ledger.entries import BEFORE_THE_FIRST, Entry, now
 from dpmerge.ledger.migrations import ENTRIES, LEDGER, MIGRATIONS, SNAPSHOTS, Migration, migrate, version
 from dpmerge.ledger.urls import address
@@ -28,6 +29,10 @@ PATIENCE = 120.0
 
 _ADVISORY_LOCK = 0x6470_6D65_7267_65  # "dpmerge": held while tables are made
 _WRITES = "dpmerge_writes"
+_LOCK_SLICE = 5.0
+"""Seconds for which one statement waits for another writer."""
+
+Made = TypeVar("Made")
 
 
 class Database:
@@ -56,7 +61,7 @@ class Database:
             event.listen(engine, "connect", _prepare_sqlite)
             event.listen(engine, "begin", _begin_sqlite)
         else:
-            engine = create_engine(url, poolclass=NullPool)
+            engine = postgresql.engine_of(url)
         shown = url.database if local and url.database else url.render_as_string(hide_password=True)
         database = cls(engine, shown, patience)
         database._prepare(create=create, migrations=migrations)
@@ -98,13 +103,44 @@ class Database:
         with self._transaction(writes=True) as connection:
             if not self.is_sqlite:
                 # Locked before anything is read: what is read afterwards is what the writer before has left.
-                connection.execute(text("SELECT id FROM dpmerge_ledger FOR UPDATE"))
+                self._lock_postgresql(connection)
             yield connection
+
+    def _lock_postgresql(self, connection: Connection) -> None:
+        """Wait for other writers, asking anew every few seconds: a wait is not a server that does not answer."""
+        deadline = time.monotonic() + self._patience
+        while True:
+            left = max(0.001, deadline - time.monotonic())
+            connection.execute(text(f"SET LOCAL lock_timeout = {int(1000 * min(left, _LOCK_SLICE)) or 1}"))
+            try:
+                with connection.begin_nested():
+                    connection.execute(text("SELECT id FROM dpmerge_ledger FOR UPDATE"))
+                return
+            except DBAPIError as error:
+                if not _is_busy(error) or time.monotonic() > deadline:
+                    raise
+
+    def attempt(self, work: Callable[[Connection], Made]) -> Made:
+        """Do something in a transaction of a writer, again if the server went away while it was done.
+
+        For what has the same effect done twice as once: it may have been committed the first time.
+        """
+        deadline = time.monotonic() + postgresql.RESTART_PATIENCE
+        while True:
+            try:
+                with self.writing() as connection:
+                    return work(connection)
+            except LedgerUnavailableError as error:
+                if not error.lost or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)
 
     @contextmanager
     def _transaction(self, *, writes: bool) -> Iterator[Connection]:
+        info: dict[Any, Any] = {}
         try:
-            with self._engine.connect() as plain:
+            with self._engine.connect() if self.is_sqlite else postgresql.connected(self._engine) as plain:
+                info = plain.info
                 options: dict[str, Any] = {_WRITES: writes}
                 if not self.is_sqlite:
                     # A reader sees one moment; a writer, once it has the lock, sees what the writer before has left.
@@ -112,10 +148,10 @@ class Database:
                 connection = plain.execution_options(**options)
                 with self._begun(connection):
                     if writes and not self.is_sqlite:
-                        _prepare_postgresql(connection, self._patience)
+                        _prepare_postgresql(connection)
                     yield connection
         except SQLAlchemyError as error:
-            raise self._explained(error) from None
+            raise self._explained(error, silent=bool(info.get(postgresql.SILENT))) from None
 
     @contextmanager
     def _begun(self, connection: Connection) -> Iterator[None]:
@@ -133,8 +169,13 @@ class Database:
         with transaction:
             yield
 
-    def _explained(self, error: SQLAlchemyError) -> LedgerError:
+    def _explained(self, error: SQLAlchemyError, *, silent: bool = False) -> LedgerError:
         said = " ".join(str(getattr(error, "orig", None) or error).split())[:300]
+        if silent:
+            return LedgerUnavailableError(
+                f"{self.where}: did not answer for {postgresql.ANSWER_TIMEOUT} s; see whether the server is well, then "
+                "ask the ledger what it has"
+            )
         if isinstance(error, IntegrityError):
             return LedgerBrokenError(f"{self.where}: an entry would fork the chain ({said})")
         if isinstance(error, DBAPIError) and _is_busy(error):
@@ -146,7 +187,20 @@ class Database:
             )
         if "not a database" in said or "malformed" in said:
             return LedgerError(f"{self.where}: is not a ledger, or its file is damaged ({said})")
-        return LedgerUnavailableError(f"{self.where}: {said}")
+        if "permission denied" in said or "row-level security" in said:
+            return LedgerUnavailableError(
+                f"{self.where}: this database role may not do that ({said}); docs/how-to/team-ledger.md says which may"
+            )
+        unavailable = LedgerUnavailableError(f"{self.where}: {said}")
+        unavailable.lost = isinstance(error, DBAPIError) and not self.is_sqlite and postgresql.is_restarting(error)
+        return unavailable
+
+
+def role_of(connection: Connection) -> str | None:
+    """Who has logged in, by the database's own word; None where there is no such thing."""
+    if connection.dialect.name == "sqlite":
+        return None
+    return str(connection.execute(text("SELECT session_user")).scalar())
 
 
 def ledger_row(connection: Connection) -> tuple[str, tuple[int, str]]:
@@ -213,8 +267,7 @@ def _begin_sqlite(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
-def _prepare_postgresql(connection: Connection, patience: float) -> None:
-    connection.execute(text(f"SET LOCAL lock_timeout = {int(1000 * patience)}"))
+def _prepare_postgresql(connection: Connection) -> None:
     if connection.execute(text("SHOW synchronous_commit")).scalar() in ("off", "local"):
         connection.execute(text("SET LOCAL synchronous_commit = on"))
 

@@ -34,6 +34,9 @@ class ChargeBody(Strict):
     cost: float = Field(description="a number: what it cost in the currency of the cap's filter")
     index: int = Field(ge=0, description="an integer ≥ 0: the candidate that was drawn")
     details: dict[str, Any] = Field(description="an object: how it is made, for whoever finishes it")
+    by: dict[str, str | None] | None = Field(
+        default=None, description="an object: who did it: the database's role, and the actor that was stated"
+    )
 
 
 class ExportedEntry(Strict):

@@ -45,7 +45,7 @@ class State:
             self.snapshot = entry.seq
             return
         if entry.kind == "opened":
-            scope = BudgetScope(**entry.body)
+            scope = BudgetScope(*(entry.body[name] for name in ("dataset", "unit", "adjacency")))
             if scope.id != entry.book or scope.id in self.scopes:
                 raise LedgerBrokenError(
                     f"entry {entry.seq}: opens a budget scope that is open, or another one than it says"
