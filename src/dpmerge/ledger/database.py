@@ -11,7 +11,7 @@ import secrets
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -75,15 +75,15 @@ class Database:
         return self._engine.dialect.name == "sqlite"
 
     def _prepare(self, *, create: bool, migrations: Sequence[Migration]) -> None:
-        with self.reading() as connection:
+        def is_current(connection: Connection) -> bool:
             found = version(connection)
-            if found == migrations[-1].number:
-                return
             if found == 0 and not create:
                 raise LedgerError(f"{self.where}: there is no ledger; name the place of one")
             if found == 0 and self.is_sqlite and (others := inspect(connection).get_table_names()):
                 raise LedgerError(f"{self.where}: is a database of something else (it has a table {others[0]!r})")
-        with self._transaction(writes=True) as connection:
+            return found == migrations[-1].number
+
+        def make_current(connection: Connection) -> None:
             if not self.is_sqlite:
                 connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _ADVISORY_LOCK})
             migrate(connection, migrations)
@@ -91,6 +91,9 @@ class Database:
                 identity = secrets.token_hex(16)
                 first = {"head_seq": 0, "head_hash": BEFORE_THE_FIRST}
                 connection.execute(insert(LEDGER).values(id=identity, created=now(), **first))
+
+        if not self.read(is_current):
+            self._again_if_lost(lambda: self._transaction(writes=True), make_current)
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -125,10 +128,19 @@ class Database:
 
         For what has the same effect done twice as once: it may have been committed the first time.
         """
+        return self._again_if_lost(self.writing, work)
+
+    def read(self, work: Callable[[Connection], Made]) -> Made:
+        """Read something at one moment, again if the server went away meanwhile."""
+        return self._again_if_lost(self.reading, work)
+
+    def _again_if_lost(
+        self, transaction: Callable[[], AbstractContextManager[Connection]], work: Callable[[Connection], Made]
+    ) -> Made:
         deadline = time.monotonic() + postgresql.RESTART_PATIENCE
         while True:
             try:
-                with self.writing() as connection:
+                with transaction() as connection:
                     return work(connection)
             except LedgerUnavailableError as error:
                 if not error.lost or time.monotonic() > deadline:

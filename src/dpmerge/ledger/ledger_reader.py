@@ -35,8 +35,7 @@ class LedgerReader:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._lock = threading.RLock()
-        with self._database.reading() as connection:
-            self.id, _ = ledger_row(connection)
+        self.id, _ = self._database.read(ledger_row)
         self._state = State(self.id)
 
     @classmethod
@@ -97,38 +96,36 @@ class LedgerReader:
 
     def contains(self, seq: int, digest: str) -> bool:
         """Whether the ledger has this very entry."""
-        with self._database.reading() as connection:
-            return hash_at(connection, seq) == digest
+        return self._database.read(lambda connection: hash_at(connection, seq)) == digest
 
     def entries(self) -> Iterator[Entry]:
-        with self._database.reading() as connection:
-            yield from list(entries_after(connection, 0))
+        yield from self._everything()[2]
 
     def verify(self) -> Verdict:
         """Read every entry again, and count every cost again."""
-        with self._database.reading() as connection:
-            ledger, head = ledger_row(connection)
-            entries = list(entries_after(connection, 0))
+        ledger, head, entries = self._everything()
         return verified(ledger, entries, head)
 
     def export(self) -> dict[str, Any]:
         """Everything, as JSON values."""
-        with self._database.reading() as connection:
-            ledger, head = ledger_row(connection)
-            entries = [entry.document() for entry in entries_after(connection, 0)]
+        ledger, head, entries = self._everything()
         return {
             "schema": LEDGER_SCHEMA,
             "banner": BANNER,
             "ledger": ledger,
             "head": {"seq": head[0], "hash": head[1]},
-            "entries": entries,
+            "entries": [entry.document() for entry in entries],
         }
+
+    def _everything(self) -> tuple[str, tuple[int, str], list[Entry]]:
+        """The ledger's id, its head and all entries, at one moment."""
+        return self._database.read(lambda connection: (*ledger_row(connection), list(entries_after(connection, 0))))
 
     # The state is kept between calls and only ever caught up, from entries whose chain was checked.
 
     def _read(self) -> State:
-        with self._lock, self._database.reading() as connection:
-            return self._current(connection)
+        with self._lock:
+            return self._database.read(self._current)
 
     def _from_snapshot(self, connection: Connection) -> State | None:
         """The state as the newest snapshot has it; None where every entry has to be read."""
@@ -141,8 +138,7 @@ class LedgerReader:
             return None  # reading every entry says what is wrong
 
     def _entry_at(self, seq: int) -> Entry:
-        with self._database.reading() as connection:
-            return entry_at(connection, self.id, seq)
+        return self._database.read(lambda connection: entry_at(connection, self.id, seq))
 
     def _current(self, connection: Connection) -> State:
         ledger, head = ledger_row(connection)
