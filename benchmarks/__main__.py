@@ -13,7 +13,7 @@ import platform
 
 from rich.console import Console
 
-from benchmarks import accounting, distributed_recording, merging, planning, recording
+from benchmarks import accounting, distributed_recording, ledger, merging, planning, recording
 from benchmarks.ratios import RATIOS, TOLERANCE, committed, compare, write
 
 SECTIONS = {
@@ -22,6 +22,7 @@ SECTIONS = {
     "recording": recording.run,
     "distributed_recording": distributed_recording.run,
     "merging": merging.run,
+    "ledger": ledger.run,
 }
 
 

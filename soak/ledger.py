@@ -14,10 +14,11 @@ import secrets
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -153,6 +154,32 @@ def postgresql(folder: Path) -> Iterator[str]:
         server.cleanup()
 
 
+@contextmanager
+def crashing(address: str, crashes: int, seconds: float) -> Iterator[list[int]]:
+    """Kill one process of a PostgreSQL server every so many seconds: it ends all connections, and recovers."""
+    import psycopg
+
+    ended, killed = threading.Event(), list[int]()
+    query = "SELECT pid FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'"
+
+    def crash() -> None:
+        while len(killed) < crashes and not ended.wait(seconds):
+            with suppress(psycopg.Error, ProcessLookupError):
+                with psycopg.connect(address, connect_timeout=5) as connection:
+                    found = connection.execute(query).fetchone()
+                if found is not None:
+                    os.kill(found[0], signal.SIGKILL)
+                    killed.append(found[0])
+
+    thread = threading.Thread(target=crash)
+    thread.start()
+    try:
+        yield killed
+    finally:
+        ended.set()
+        thread.join()
+
+
 def soak(where: str, *, workers: int, asks: int, seed: int = 0) -> list[Tally]:
     """All workers at once on one ledger, which is made and capped first."""
     with Ledger.open(where) as ledger:
@@ -249,6 +276,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=16)
     parser.add_argument("--asks", type=int, default=50, help="releases each worker asks for")
     parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--crashes", type=int, default=5, help="of PostgreSQL, while it is charged")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     console, wrong = Console(), []
@@ -264,6 +292,17 @@ def main() -> int:
                     f"{sum(tally.refused for tally in tallies)} refused, {time.monotonic() - began:.1f} s"
                 )
                 wrong += violations(where, tallies, options.asks)
+        (folder / "crashing").mkdir()  # a server of its own: the other one has a ledger
+        with postgresql(folder / "crashing") as server, crashing(server, options.crashes, 2.0) as crashed:
+            began = time.monotonic()
+            tallies = soak(server, workers=options.workers, asks=30, seed=options.seed)
+            charged = sum(len(tally.charged) for tally in tallies)
+            refused = sum(tally.refused for tally in tallies)
+            console.print(
+                f"PostgreSQL that crashed {len(crashed)} times: {options.workers} processes asked 30 times each, "
+                f"{charged} charged, {refused} refused, {time.monotonic() - began:.1f} s"
+            )
+            wrong += violations(server, tallies, 30)
         began = time.monotonic()
         wrong += killed(str(folder / "killed.db"), options.kills, options.seed)
         console.print(f"killed {options.kills} charging processes, {time.monotonic() - began:.1f} s")

@@ -365,6 +365,9 @@ class LedgerUnavailableError(LedgerError, FileSystemError):
     What to do: see that the file or the server can be reached and written to, and try again.
     """
 
+    lost = False
+    """Whether the database's server went away, and may be back in a moment."""
+
     @classmethod
     def from_os(cls, error: OSError, *, path: object, failed: str) -> LedgerUnavailableError:
         """What the system said about `path`; `failed` is what could not be done with it."""

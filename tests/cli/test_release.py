@@ -295,6 +295,21 @@ class TestLedger:
         assert ran(*arguments[:-1], "c2-s32@20,c4-s32@20").exit_code == 1
         assert document(merged("--json"))["outcomes"][0]["recipe"].count("@") <= 2
 
+    def test_show_lists_the_newest_releases_and_says_how_many_there_were_before(
+        self, here: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("dpmerge.cli.ledger.NEWEST", 2)
+        for number in range(3):
+            assert merged("--theorem", "joint_release", out=f"out{number}").exit_code == 0
+        everything = document(ran("ledger", "show", "mnist", "--all", "--json"))["scopes"][0]
+        newest = document(ran("ledger", "show", "mnist", "--json"))["scopes"][0]
+        assert (everything["release_count"], len(everything["releases"])) == (3, 3)
+        assert newest["release_count"] == 3
+        assert newest["releases"] == everything["releases"][1:]
+        assert newest["epsilon"] == everything["epsilon"]
+        assert "and 1 before these: --all lists them" in ran("ledger", "show", "mnist").stdout
+        assert "before these" not in ran("ledger", "show", "mnist", "--all").stdout
+
     def test_a_chain_that_was_broken_is_named(self, here: Path) -> None:
         import sqlite3
 

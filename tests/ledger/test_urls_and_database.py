@@ -145,8 +145,9 @@ def test_an_error_while_committing_names_the_release(tmp_path: Path, monkeypatch
 
 # Migrations
 
-LATER = (*MIGRATIONS, Migration(2, ("ALTER TABLE dpmerge_ledger ADD COLUMN note TEXT",)))
-FAILING = (*MIGRATIONS, Migration(2, ("ALTER TABLE dpmerge_ledger ADD COLUMN note TEXT", "SELECT * FROM nowhere")))
+NEXT = MIGRATIONS[-1].number + 1
+LATER = (*MIGRATIONS, Migration(NEXT, ("ALTER TABLE dpmerge_ledger ADD COLUMN note TEXT",)))
+FAILING = (*MIGRATIONS, Migration(NEXT, ("ALTER TABLE dpmerge_ledger ADD COLUMN note TEXT", "SELECT * FROM nowhere")))
 
 
 def columns(database: Database) -> tuple[int, list[str]]:
@@ -159,10 +160,12 @@ def test_an_older_schema_is_migrated(anywhere: str) -> None:
     with Ledger.open(anywhere) as ledger:
         head = ledger.charge(request([A], "a@1"), first).entry
     later = Database.open(anywhere, migrations=LATER)
-    assert columns(later)[0] == 2
+    assert columns(later)[0] == NEXT
     assert "note" in columns(later)[1]
     later.close()
-    with pytest.raises(LedgerError, match="schema version 2, made by a newer dpmerge; this one knows up to 1"):
+    with pytest.raises(
+        LedgerError, match=f"schema version {NEXT}, made by a newer dpmerge; this one knows up to {NEXT - 1}"
+    ):
         Ledger.open(anywhere)
     assert head.seq == 2
 
@@ -173,7 +176,7 @@ def test_a_failed_migration_changes_nothing(anywhere: str) -> None:
     with pytest.raises(LedgerError, match="nowhere"):
         Database.open(anywhere, migrations=FAILING)
     database = Database.open(anywhere)
-    assert columns(database) == (1, ["id", "created", "head_seq", "head_hash"])
+    assert columns(database) == (NEXT - 1, ["id", "created", "head_seq", "head_hash"])
     database.close()
     with Ledger.open(anywhere) as ledger:
         assert ledger.verify().ok

@@ -28,6 +28,8 @@ WHERE = Annotated[
         metavar="PORTFOLIO", help="The portfolio whose ledger is meant: a folder of runs. Or give `--ledger`."
     ),
 ]
+NEWEST = 50
+"""So many releases are listed; more than that nobody reads."""
 AT_DELTA = Annotated[float, typer.Option(help="The δ at which ε is given.")]
 
 
@@ -36,15 +38,18 @@ def show(
     portfolio: WHERE = None,
     ledger: LEDGER = None,
     delta: AT_DELTA = 1e-5,
+    everything: Annotated[
+        bool, typer.Option("--all", help=f"List every release, and not only the newest {NEWEST}; so with --json too.")
+    ] = False,
     insecure_permissions: INSECURE = False,
     as_json: AsJson = False,
 ) -> None:
-    """List every release, how far each run was looked at, what it has cost together, and the cap.
+    """List the releases, how far each run was looked at, what it has cost together, and the cap.
 
     Example: `dpmerge ledger show examples/mnist`
     """
     with one_line_errors(), _opened(portfolio, ledger, insecure_permissions) as opened:
-        reports = opened.reports(delta=delta)
+        reports = opened.reports(delta=delta, newest=None if everything else NEWEST)
         doubt = opened.doubt
         _warn(doubt)
         if as_json:
@@ -72,7 +77,7 @@ def spent(
     Example: `dpmerge ledger spent examples/mnist --delta 1e-5`
     """
     with one_line_errors(), _opened(portfolio, ledger, insecure_permissions) as opened:
-        reports = opened.reports(delta=delta)
+        reports = opened.reports(delta=delta, newest=0)
         _warn(opened.doubt)
         if as_json:
             names = ("scope", "delta", "epsilon", "why", "cap", "left", "caveats")

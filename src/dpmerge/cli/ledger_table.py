@@ -23,7 +23,9 @@ def print_budget(report: BudgetReport, console: Console) -> None:
     console.print(Text(cost_line(report), style="bold"))
     if report.releases:
         console.print(_releases(report))
-    else:
+        if (before := report.release_count - len(report.releases)) > 0:
+            console.print(f"and {before:,} before these: --all lists them")
+    elif report.release_count == 0:
         console.print("Nothing has been released yet.")
     if report.runs:
         console.print(_runs(report))

@@ -72,7 +72,10 @@ class BudgetLeft:
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetReport:
-    """One budget scope, now. `epsilon` is None where there is no number, and `why` says why."""
+    """One budget scope, now. `epsilon` is None where there is no number, and `why` says why.
+
+    `releases` are the newest of all `release_count`, or all.
+    """
 
     scope: BudgetScope
     delta: float
@@ -81,11 +84,15 @@ class BudgetReport:
     cap: Cap | None
     left: BudgetLeft | None
     runs: tuple[RunBudget, ...]
+    release_count: int
     releases: tuple[ReleaseLine, ...]
     caveats: tuple[str, ...]
 
 
-def budget_report(state: ScopeState, delta: float, others: Sequence[BudgetScope]) -> BudgetReport:
+def budget_report(
+    state: ScopeState, delta: float, others: Sequence[BudgetScope], *, newest: int | None = None
+) -> BudgetReport:
+    """What a scope has cost so far; of its releases, so many of the newest are listed, or all."""
     validation.delta("delta", delta)
     epsilon, why = _epsilon(state, delta)
     ceiling = {} if state.cap is None else {run["identity"]: run["step"] for run in state.cap["ceiling"]}
@@ -107,7 +114,8 @@ def budget_report(state: ScopeState, delta: float, others: Sequence[BudgetScope]
             )
             for run in seen
         ),
-        releases=tuple(map(_line, state.releases.values())),
+        release_count=len(state.releases),
+        releases=tuple(map(_line, state.releases.newest(newest))),
         caveats=tuple(_caveats(state, others)),
     )
 
@@ -183,9 +191,9 @@ def _caveats(state: ScopeState, others: Sequence[BudgetScope]) -> Iterator[str]:
         yield f"releases before the cap was set: {before}; it holds only if whoever set it did not look at them"
     if state.conflict is not None:
         yield f"the cap, if any, cannot be vouched for: {state.conflict}"
-    if adopted := sum(release.adopted for release in state.releases.values()):
+    if adopted := sum(row.adopted for row in state.releases.rows()):
         yield f"adopted after entries were lost: {adopted}; others may be missing"
-    if unsigned := sum("everything" in release.body for release in state.releases.values()):
+    if unsigned := sum(row.unsigned for row in state.releases.rows()):
         yield f"adopted with no signature: {unsigned}; all runs count as released, private validations of theirs do not"
     if state.accepted:
         yield "entries were lost; somebody vouched that what is counted here is all: others may be missing"

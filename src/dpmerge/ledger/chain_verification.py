@@ -20,6 +20,7 @@ from dpmerge.ledger.group_locks import require_own_noise, require_stated_groups
 from dpmerge.ledger.privacy_filters import Proposal, admit
 from dpmerge.ledger.run_checks import require_own_dataset, require_same_runs, require_unlocked_elsewhere
 from dpmerge.ledger.scope_state import ScopeState
+from dpmerge.ledger.snapshots import require_true_snapshot
 from dpmerge.ledger.state import State, require_next
 
 _AGREE = 1e-9  # relative: what another version of numpy may do to the last digits of a sum
@@ -57,6 +58,8 @@ def verified(ledger: str, entries: Iterable[Entry], head: tuple[int, str]) -> Ve
 def _require_true(state: State, entry: Entry) -> None:
     if canonical(entry.content) != entry.text:
         raise LedgerBrokenError(f"entry {entry.seq}: its body is not canonical JSON")
+    if entry.kind == "snapshot":
+        require_true_snapshot(state, entry)
     known = state.scopes.get(entry.book)
     check = _CHECKS.get(entry.kind)
     if known is not None and check is not None:
@@ -68,7 +71,9 @@ def _require_cap(_: State, known: ScopeState, entry: Entry) -> None:
     again = cap_body(known, cap_in(body))
     if not math.isclose(again.pop("spent_before"), body["spent_before"], rel_tol=_AGREE, abs_tol=_AGREE):
         raise LedgerBrokenError(f"entry {entry.seq}: what had been spent before the cap is not what it says")
-    if canonical(again) != canonical({k: v for k, v in body.items() if k != "spent_before"}):
+    if canonical(again) != canonical(
+        {name: value for name, value in body.items() if name not in ("spent_before", "by")}
+    ):
         raise LedgerBrokenError(f"entry {entry.seq}: the cap is not what its privacy filter makes of it")
 
 

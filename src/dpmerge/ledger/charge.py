@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from dpmerge.errors import InvalidInputError, NoGuaranteeError
-from dpmerge.ledger.entries import BudgetScope, Entry, canonical
+from dpmerge.ledger.entries import BudgetScope, Entry, canonical, sha256
 from dpmerge.terms.ancestry import highest
 from dpmerge.terms.documents import validated
 from dpmerge.terms.release_terms import ReleaseTerms
@@ -36,6 +36,7 @@ class Charge:
     """A release and its entry; before it is charged the entry has no place in a ledger, and nothing was drawn.
 
     `output` is known once it is sealed: while the release is pending it may or may not have been published.
+    `output_seq` is the number of the entry that says so.
     `draw_number` counts how often these candidates were drawn from, this one included; None where nothing is drawn.
     `already` tells that it was charged before it was asked for. `ledger` is the ledger's id.
     """
@@ -43,6 +44,7 @@ class Charge:
     entry: Entry
     status: Status = "pending"
     output: Output | None = None
+    output_seq: int | None = None
     draw_number: int | None = None
     ledger: str = ""
     already: bool = False
@@ -179,19 +181,18 @@ class Charge:
 
     @property
     def candidates_key(self) -> str | None:
-        """The same for all draws from the same candidates, whatever their order, probabilities and names.
+        """A digest, the same for all draws from the same candidates, whatever their order, probabilities and names.
 
         None where there is one candidate, and so no draw.
         """
         candidates, names = self.body["terms"]["candidates"], self.identities
         if len(candidates) == 1:
             return None
-        return canonical(
-            sorted(
-                sorted([names[part["run"]], part["step"], part["weight"]] for part in candidate["parts"])
-                for candidate in candidates
-            )
+        parts = (
+            sorted([names[part["run"]], part["step"], part["weight"]] for part in candidate["parts"])
+            for candidate in candidates
         )
+        return sha256(canonical(sorted(parts)))
 
 
 def scope_of(terms: ReleaseTerms) -> BudgetScope:

@@ -10,17 +10,18 @@ from __future__ import annotations
 import secrets
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, NullPool, create_engine, event, insert, inspect, select, text, update
+from sqlalchemy import Connection, Engine, NullPool, create_engine, delete, event, insert, inspect, select, text, update
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 
 from dpmerge.errors import LedgerBrokenError, LedgerError, LedgerUnavailableError
+from dpmerge.ledger import postgresql
 from dpmerge.ledger.entries import BEFORE_THE_FIRST, Entry, now
-from dpmerge.ledger.migrations import ENTRIES, LEDGER, MIGRATIONS, Migration, migrate, version
+from dpmerge.ledger.migrations import ENTRIES, LEDGER, MIGRATIONS, SNAPSHOTS, Migration, migrate, version
 from dpmerge.ledger.urls import address
 
 PATIENCE = 120.0
@@ -28,6 +29,10 @@ PATIENCE = 120.0
 
 _ADVISORY_LOCK = 0x6470_6D65_7267_65  # "dpmerge": held while tables are made
 _WRITES = "dpmerge_writes"
+_LOCK_SLICE = 5.0
+"""Seconds for which one statement waits for another writer."""
+
+Made = TypeVar("Made")
 
 
 class Database:
@@ -56,7 +61,7 @@ class Database:
             event.listen(engine, "connect", _prepare_sqlite)
             event.listen(engine, "begin", _begin_sqlite)
         else:
-            engine = create_engine(url, poolclass=NullPool)
+            engine = postgresql.engine_of(url)
         shown = url.database if local and url.database else url.render_as_string(hide_password=True)
         database = cls(engine, shown, patience)
         database._prepare(create=create, migrations=migrations)
@@ -70,15 +75,15 @@ class Database:
         return self._engine.dialect.name == "sqlite"
 
     def _prepare(self, *, create: bool, migrations: Sequence[Migration]) -> None:
-        with self.reading() as connection:
+        def is_current(connection: Connection) -> bool:
             found = version(connection)
-            if found == migrations[-1].number:
-                return
             if found == 0 and not create:
                 raise LedgerError(f"{self.where}: there is no ledger; name the place of one")
             if found == 0 and self.is_sqlite and (others := inspect(connection).get_table_names()):
                 raise LedgerError(f"{self.where}: is a database of something else (it has a table {others[0]!r})")
-        with self._transaction(writes=True) as connection:
+            return found == migrations[-1].number
+
+        def make_current(connection: Connection) -> None:
             if not self.is_sqlite:
                 connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _ADVISORY_LOCK})
             migrate(connection, migrations)
@@ -86,6 +91,9 @@ class Database:
                 identity = secrets.token_hex(16)
                 first = {"head_seq": 0, "head_hash": BEFORE_THE_FIRST}
                 connection.execute(insert(LEDGER).values(id=identity, created=now(), **first))
+
+        if not self.read(is_current):
+            self._again_if_lost(lambda: self._transaction(writes=True), make_current)
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -98,13 +106,53 @@ class Database:
         with self._transaction(writes=True) as connection:
             if not self.is_sqlite:
                 # Locked before anything is read: what is read afterwards is what the writer before has left.
-                connection.execute(text("SELECT id FROM dpmerge_ledger FOR UPDATE"))
+                self._lock_postgresql(connection)
             yield connection
+
+    def _lock_postgresql(self, connection: Connection) -> None:
+        """Wait for other writers, asking anew every few seconds: a wait is not a server that does not answer."""
+        deadline = time.monotonic() + self._patience
+        while True:
+            left = max(0.001, deadline - time.monotonic())
+            connection.execute(text(f"SET LOCAL lock_timeout = {int(1000 * min(left, _LOCK_SLICE)) or 1}"))
+            try:
+                with connection.begin_nested():
+                    connection.execute(text("SELECT id FROM dpmerge_ledger FOR UPDATE"))
+                return
+            except DBAPIError as error:
+                if not _is_busy(error) or time.monotonic() > deadline:
+                    raise
+
+    def attempt(self, work: Callable[[Connection], Made]) -> Made:
+        """Do something in a transaction of a writer, again if the server went away while it was done.
+
+        For what has the same effect done twice as once: it may have been committed the first time.
+        """
+        return self._again_if_lost(self.writing, work)
+
+    def read(self, work: Callable[[Connection], Made]) -> Made:
+        """Read something at one moment, again if the server went away meanwhile."""
+        return self._again_if_lost(self.reading, work)
+
+    def _again_if_lost(
+        self, transaction: Callable[[], AbstractContextManager[Connection]], work: Callable[[Connection], Made]
+    ) -> Made:
+        deadline = time.monotonic() + postgresql.RESTART_PATIENCE
+        while True:
+            try:
+                with transaction() as connection:
+                    return work(connection)
+            except LedgerUnavailableError as error:
+                if not error.lost or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)
 
     @contextmanager
     def _transaction(self, *, writes: bool) -> Iterator[Connection]:
+        info: dict[Any, Any] = {}
         try:
-            with self._engine.connect() as plain:
+            with self._engine.connect() if self.is_sqlite else postgresql.connected(self._engine) as plain:
+                info = plain.info
                 options: dict[str, Any] = {_WRITES: writes}
                 if not self.is_sqlite:
                     # A reader sees one moment; a writer, once it has the lock, sees what the writer before has left.
@@ -112,10 +160,10 @@ class Database:
                 connection = plain.execution_options(**options)
                 with self._begun(connection):
                     if writes and not self.is_sqlite:
-                        _prepare_postgresql(connection, self._patience)
+                        _prepare_postgresql(connection)
                     yield connection
         except SQLAlchemyError as error:
-            raise self._explained(error) from None
+            raise self._explained(error, silent=bool(info.get(postgresql.SILENT))) from None
 
     @contextmanager
     def _begun(self, connection: Connection) -> Iterator[None]:
@@ -133,8 +181,13 @@ class Database:
         with transaction:
             yield
 
-    def _explained(self, error: SQLAlchemyError) -> LedgerError:
+    def _explained(self, error: SQLAlchemyError, *, silent: bool = False) -> LedgerError:
         said = " ".join(str(getattr(error, "orig", None) or error).split())[:300]
+        if silent:
+            return LedgerUnavailableError(
+                f"{self.where}: did not answer for {postgresql.ANSWER_TIMEOUT} s; see whether the server is well, then "
+                "ask the ledger what it has"
+            )
         if isinstance(error, IntegrityError):
             return LedgerBrokenError(f"{self.where}: an entry would fork the chain ({said})")
         if isinstance(error, DBAPIError) and _is_busy(error):
@@ -146,7 +199,20 @@ class Database:
             )
         if "not a database" in said or "malformed" in said:
             return LedgerError(f"{self.where}: is not a ledger, or its file is damaged ({said})")
-        return LedgerUnavailableError(f"{self.where}: {said}")
+        if "permission denied" in said or "row-level security" in said:
+            return LedgerUnavailableError(
+                f"{self.where}: this database role may not do that ({said}); docs/how-to/team-ledger.md says which may"
+            )
+        unavailable = LedgerUnavailableError(f"{self.where}: {said}")
+        unavailable.lost = isinstance(error, DBAPIError) and not self.is_sqlite and postgresql.is_restarting(error)
+        return unavailable
+
+
+def role_of(connection: Connection) -> str | None:
+    """Who has logged in, by the database's own word; None where there is no such thing."""
+    if connection.dialect.name == "sqlite":
+        return None
+    return str(connection.execute(text("SELECT session_user")).scalar())
 
 
 def ledger_row(connection: Connection) -> tuple[str, tuple[int, str]]:
@@ -163,6 +229,30 @@ def entries_after(connection: Connection, seq: int) -> Iterator[Entry]:
     query = select(*columns, ENTRIES.c.text).where(ENTRIES.c.seq > seq).order_by(ENTRIES.c.seq)
     for row in connection.execute(query):
         yield Entry(**row._mapping)
+
+
+def entry_at(connection: Connection, ledger: str, seq: int) -> Entry:
+    """One entry by itself, which has its own hash, and which the next one follows."""
+    query = select(ENTRIES).where(ENTRIES.c.seq.in_((seq, seq + 1))).order_by(ENTRIES.c.seq)
+    found = [Entry(**row._mapping) for row in connection.execute(query)]
+    last = ledger_row(connection)[1] if len(found) == 1 else None
+    if not found or found[0].seq != seq or found[0].sealed_by(ledger) != found[0].hash:
+        raise LedgerBrokenError(f"entry {seq}: is gone or changed")
+    if found[1].previous != found[0].hash if last is None else last != (seq, found[0].hash):
+        raise LedgerBrokenError(f"entry {seq}: the entry after it follows another one")
+    return found[0]
+
+
+def snapshot(connection: Connection) -> tuple[int, str] | None:
+    """The newest snapshot, and the number of the entry that sealed it."""
+    row = connection.execute(select(SNAPSHOTS).order_by(SNAPSHOTS.c.seq.desc()).limit(1)).first()
+    return None if row is None else (row.seq, row.text)
+
+
+def keep_snapshot(connection: Connection, seq: int, content: str) -> None:
+    """This one, and no other."""
+    connection.execute(delete(SNAPSHOTS))
+    connection.execute(insert(SNAPSHOTS).values(seq=seq, text=content))
 
 
 def hash_at(connection: Connection, seq: int) -> str | None:
@@ -189,8 +279,7 @@ def _begin_sqlite(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
-def _prepare_postgresql(connection: Connection, patience: float) -> None:
-    connection.execute(text(f"SET LOCAL lock_timeout = {int(1000 * patience)}"))
+def _prepare_postgresql(connection: Connection) -> None:
     if connection.execute(text("SHOW synchronous_commit")).scalar() in ("off", "local"):
         connection.execute(text("SET LOCAL synchronous_commit = on"))
 

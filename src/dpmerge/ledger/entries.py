@@ -13,14 +13,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from dpmerge.errors import InvalidInputError
 from dpmerge.ledger.version_1 import in_snake_case
 
-Kind = Literal["opened", "cap", "release", "sealed", "completed", "abandoned", "adopted", "accepted"]
-KINDS = ("opened", "cap", "release", "sealed", "completed", "abandoned", "adopted", "accepted")
+Kind = Literal["opened", "cap", "release", "sealed", "completed", "abandoned", "adopted", "accepted", "snapshot"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 BEFORE_THE_FIRST = "0" * 64
+OF_NO_SCOPE = "0" * 64
+"""The scope of entries that are of the whole ledger."""
 
 
 @dataclass(frozen=True)
@@ -87,15 +89,16 @@ def following(
     head: tuple[int, str],
     *,
     kind: Kind,
-    scope: BudgetScope,
+    scope: BudgetScope | None,
     body: Mapping[str, Any],
     time: str | None = None,
 ) -> Entry:
-    """The entry that comes after `head`."""
+    """The entry that comes after `head`; without a scope, of the whole ledger."""
     seq, previous = head[0] + 1, head[1]
     time, text = time or now(), canonical(body)
-    digest = seal(ledger, seq, previous, time, kind, scope.id, text)
-    return Entry(seq=seq, previous=previous, hash=digest, time=time, kind=kind, book=scope.id, text=text)
+    book = OF_NO_SCOPE if scope is None else scope.id
+    digest = seal(ledger, seq, previous, time, kind, book, text)
+    return Entry(seq=seq, previous=previous, hash=digest, time=time, kind=kind, book=book, text=text)
 
 
 def seal(ledger: str, seq: int, previous: str, time: str, kind: str, book: str, text: str) -> str:

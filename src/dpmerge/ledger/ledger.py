@@ -10,20 +10,23 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from sqlalchemy import Connection
 
 from dpmerge.errors import InvalidInputError, LedgerBrokenError, LedgerError
+from dpmerge.ledger.actors import stated_actor
 from dpmerge.ledger.cap_setting import adopted_body, cap_body
 from dpmerge.ledger.caps import Cap
 from dpmerge.ledger.charge import Charge, Output
-from dpmerge.ledger.database import append
+from dpmerge.ledger.database import append, keep_snapshot, role_of
 from dpmerge.ledger.entries import BudgetScope, Entry, Kind, canonical, following
 from dpmerge.ledger.group_locks import require_own_noise, require_stated_groups
 from dpmerge.ledger.ledger_reader import LedgerReader
 from dpmerge.ledger.privacy_filters import Admitted, Proposal, admit
 from dpmerge.ledger.run_checks import Stated, require_own_dataset, require_same_runs, require_unlocked_elsewhere
+from dpmerge.ledger.snapshots import EVERY, snapshot_body, snapshot_text
 from dpmerge.ledger.state import State
 
 _SAME = ("terms", "identities", "final")
@@ -55,31 +58,37 @@ class Ledger(LedgerReader):
         """
         release_id = release_id or secrets.token_hex(16)
         charged: Charge | None = None
+        once = cache(lambda: _drawn(draw, proposed.terms.units))  # a server that went away must not draw again
+
+        def charge(connection: Connection) -> Charge:
+            nonlocal charged
+            state = self._current(connection)
+            known = self._charged_before(state, proposed, release_id)
+            if known is not None:
+                return replace(known, ledger=self.id, already=charged is None)
+            charged = self._charge(connection, state, proposed, once, release_id)
+            return charged
+
         try:
-            with self._lock, self._database.writing() as connection:
-                state = self._current(connection)
-                known = self._charged_before(state, proposed, release_id)
-                if known is not None:
-                    return replace(known, ledger=self.id, already=True)
-                charged = self._charge(connection, state, proposed, draw, release_id)
+            with self._lock:
+                return self._database.attempt(charge)
         except LedgerError as error:
             if charged is None:
                 raise
             told = f"whether release {release_id} was charged is not known: ask for it, or ask again with the same key"
             raise LedgerError(f"{error}; {told}") from None
-        return charged
 
     def _charge(
         self,
         connection: Connection,
         state: State,
         proposed: Charge,
-        draw: Callable[[Sequence[int]], int],
+        draw: Callable[[], int],
         release_id: str,
     ) -> Charge:
         admitted = _admitted(state, proposed)
         body = {**proposed.body, "release": release_id, "counted": admitted.counted, "cost": admitted.cost}
-        body["index"] = _drawn(draw, proposed.terms.units)
+        body["index"] = draw()
         entry = self._append(connection, state, proposed.scope, "release", body)
         return replace(state.of(proposed.scope).charged(entry), ledger=self.id)
 
@@ -104,7 +113,7 @@ class Ledger(LedgerReader):
         self._note("completed", release_id, Output(dict(files), certificate, where))
 
     def _note(self, kind: Kind, release_id: str, output: Output) -> None:
-        with self._lock, self._database.writing() as connection:
+        def note(connection: Connection) -> None:
             state = self._current(connection)
             release = _required(state, release_id)
             noted = release.output is not None and (kind == "sealed" or release.status == "completed")
@@ -117,9 +126,13 @@ class Ledger(LedgerReader):
             body = {"release": release_id, **_written(output)}
             self._append(connection, state, state.releases[release_id].scope, kind, body)
 
+        with self._lock:
+            self._database.attempt(note)
+
     def abandon(self, release_id: str, reason: str) -> None:
         """Note that nothing will be written; it stays charged."""
-        with self._lock, self._database.writing() as connection:
+
+        def give_up(connection: Connection) -> None:
             state = self._current(connection)
             release = _required(state, release_id)
             if release.status == "abandoned":
@@ -129,6 +142,9 @@ class Ledger(LedgerReader):
                 raise InvalidInputError("release", release_id, "`dpmerge ledger show` lists them", problem=problem)
             body = {"release": release_id, "reason": reason}
             self._append(connection, state, state.releases[release_id].scope, "abandoned", body)
+
+        with self._lock:
+            self._database.attempt(give_up)
 
     def adopt(
         self,
@@ -205,11 +221,18 @@ class Ledger(LedgerReader):
         self, connection: Connection, state: State, scope: BudgetScope, kind: Kind, body: Mapping[str, Any]
     ) -> Entry:
         """The entry, after one that opens its scope if that is new. The state catches up once they are committed."""
-        entries: list[Entry] = []
+        added: list[tuple[Kind, BudgetScope | None, Mapping[str, Any]]] = [(kind, scope, body)]
         if scope.id not in state.scopes:
-            entries.append(following(self.id, state.head, kind="opened", scope=scope, body=scope.document()))
-        head = (entries[-1].seq, entries[-1].hash) if entries else state.head
-        entries.append(following(self.id, head, kind=kind, scope=scope, body=body))
+            added.insert(0, ("opened", scope, scope.document()))
+        if state.head[0] - state.snapshot >= EVERY:
+            text = snapshot_text(state)
+            added.insert(0, ("snapshot", None, snapshot_body(text)))
+            keep_snapshot(connection, state.head[0] + 1, text)
+        entries: list[Entry] = []
+        by = {"by": {"role": role_of(connection), "actor": stated_actor()}}
+        for each, of, content in added:
+            head = (entries[-1].seq, entries[-1].hash) if entries else state.head
+            entries.append(following(self.id, head, kind=each, scope=of, body={**content, **by}))
         append(connection, entries)
         return entries[-1]
 

@@ -20,9 +20,10 @@ from dpmerge.errors import LedgerBrokenError
 from dpmerge.ledger.budget_report import BudgetReport, budget_report
 from dpmerge.ledger.chain_verification import Verdict, verified
 from dpmerge.ledger.charge import Charge
-from dpmerge.ledger.database import PATIENCE, Database, entries_after, hash_at, ledger_row
+from dpmerge.ledger.database import PATIENCE, Database, entries_after, entry_at, hash_at, ledger_row, snapshot
 from dpmerge.ledger.entries import BudgetScope, Entry
 from dpmerge.ledger.ledger_schema import LEDGER_SCHEMA
+from dpmerge.ledger.snapshots import restored
 from dpmerge.ledger.state import State
 
 BANNER = "not for release: it names runs that have not been released"
@@ -34,8 +35,7 @@ class LedgerReader:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._lock = threading.RLock()
-        with self._database.reading() as connection:
-            self.id, _ = ledger_row(connection)
+        self.id, _ = self._database.read(ledger_row)
         self._state = State(self.id)
 
     @classmethod
@@ -80,11 +80,11 @@ class LedgerReader:
     def scopes(self) -> list[BudgetScope]:
         return [each.scope for each in self._read().scopes.values()]
 
-    def budget_report(self, scope: BudgetScope, delta: float) -> BudgetReport:
-        """What was released in a scope, what it has cost and what is left under its cap."""
+    def budget_report(self, scope: BudgetScope, delta: float, *, newest: int | None = None) -> BudgetReport:
+        """What was released in a scope (so many of the newest, or all), what it has cost, what is left of its cap."""
         state = self._read()
         others = [other.scope for other in state.scopes.values() if other.scope != scope]
-        return budget_report(state.of(scope), delta, others)
+        return budget_report(state.of(scope), delta, others, newest=newest)
 
     def is_capped(self, scope: BudgetScope) -> bool:
         """Whether something was promised about everything that is ever released in a scope."""
@@ -96,44 +96,57 @@ class LedgerReader:
 
     def contains(self, seq: int, digest: str) -> bool:
         """Whether the ledger has this very entry."""
-        with self._database.reading() as connection:
-            return hash_at(connection, seq) == digest
+        return self._database.read(lambda connection: hash_at(connection, seq)) == digest
 
     def entries(self) -> Iterator[Entry]:
-        with self._database.reading() as connection:
-            yield from list(entries_after(connection, 0))
+        yield from self._everything()[2]
 
     def verify(self) -> Verdict:
         """Read every entry again, and count every cost again."""
-        with self._database.reading() as connection:
-            ledger, head = ledger_row(connection)
-            entries = list(entries_after(connection, 0))
+        ledger, head, entries = self._everything()
         return verified(ledger, entries, head)
 
     def export(self) -> dict[str, Any]:
         """Everything, as JSON values."""
-        with self._database.reading() as connection:
-            ledger, head = ledger_row(connection)
-            entries = [entry.document() for entry in entries_after(connection, 0)]
+        ledger, head, entries = self._everything()
         return {
             "schema": LEDGER_SCHEMA,
             "banner": BANNER,
             "ledger": ledger,
             "head": {"seq": head[0], "hash": head[1]},
-            "entries": entries,
+            "entries": [entry.document() for entry in entries],
         }
+
+    def _everything(self) -> tuple[str, tuple[int, str], list[Entry]]:
+        """The ledger's id, its head and all entries, at one moment."""
+        return self._database.read(lambda connection: (*ledger_row(connection), list(entries_after(connection, 0))))
 
     # The state is kept between calls and only ever caught up, from entries whose chain was checked.
 
     def _read(self) -> State:
-        with self._lock, self._database.reading() as connection:
-            return self._current(connection)
+        with self._lock:
+            return self._database.read(self._current)
+
+    def _from_snapshot(self, connection: Connection) -> State | None:
+        """The state as the newest snapshot has it; None where every entry has to be read."""
+        found = snapshot(connection)
+        if found is None:
+            return None
+        try:
+            return restored(self.id, entry_at(connection, self.id, found[0]), found[1], self._entry_at)
+        except LedgerBrokenError:
+            return None  # reading every entry says what is wrong
+
+    def _entry_at(self, seq: int) -> Entry:
+        return self._database.read(lambda connection: entry_at(connection, self.id, seq))
 
     def _current(self, connection: Connection) -> State:
         ledger, head = ledger_row(connection)
         seq, digest = self._state.head
         if ledger != self.id or (seq > 0 and hash_at(connection, seq) != digest):
             raise LedgerBrokenError(f"{self.where}: entry {seq}, which was there before, is gone or changed")
+        if seq == 0 and (known := self._from_snapshot(connection)) is not None:
+            self._state, seq = known, known.head[0]
         try:
             for entry in entries_after(connection, seq):
                 self._state.apply(entry)

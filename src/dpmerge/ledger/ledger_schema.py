@@ -34,6 +34,9 @@ class ChargeBody(Strict):
     cost: float = Field(description="a number: what it cost in the currency of the cap's filter")
     index: int = Field(ge=0, description="an integer ≥ 0: the candidate that was drawn")
     details: dict[str, Any] = Field(description="an object: how it is made, for whoever finishes it")
+    by: dict[str, str | None] | None = Field(
+        default=None, description="an object: who did it: the database's role, and the actor that was stated"
+    )
 
 
 class ExportedEntry(Strict):
@@ -43,7 +46,7 @@ class ExportedEntry(Strict):
     previous: Hex256 = Field(description="64 hexadecimal digits: the hash of the entry before")
     hash: Hex256 = Field(description="64 hexadecimal digits: of everything else, and of the ledger's id")
     time: str = Field(description="an RFC 3339 time in UTC")
-    kind: Kind = Field(description="opened, cap, release, sealed, completed, abandoned, adopted or accepted")
+    kind: Kind = Field(description="opened, cap, release, sealed, completed, abandoned, adopted, accepted or snapshot")
     book: Hex256 = Field(description="64 hexadecimal digits: the budget scope it belongs to")
     body: ChargeBody | dict[str, Any] = Field(description="an object; of a release, its terms and the draw")
 

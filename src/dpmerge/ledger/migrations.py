@@ -34,6 +34,9 @@ ENTRIES = Table(
     Column("book", Text, nullable=False),
     Column("text", Text, nullable=False),
 )
+SNAPSHOTS = Table(
+    "dpmerge_snapshots", METADATA, Column("seq", BigInteger, primary_key=True), Column("text", Text, nullable=False)
+)
 APPLIED = Table(
     "dpmerge_migrations", METADATA, Column("number", Integer, primary_key=True), Column("time", Text, nullable=False)
 )
@@ -60,6 +63,7 @@ MIGRATIONS: tuple[Migration, ...] = (
             "text TEXT NOT NULL)",
         ),
     ),
+    Migration(2, ("CREATE TABLE dpmerge_snapshots (seq BIGINT PRIMARY KEY, text TEXT NOT NULL)",)),
 )
 
 

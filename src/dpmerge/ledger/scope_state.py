@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dpmerge.errors import LedgerBrokenError
-from dpmerge.ledger.charge import Charge, Output, exposures
+from dpmerge.ledger.charge import Charge, exposures
 from dpmerge.ledger.entries import BudgetScope, Entry
+from dpmerge.ledger.releases import Releases, output_in
 from dpmerge.ledger.run_costs import RunCosts, raise_mark
 from dpmerge.terms.ancestry import highest
 from dpmerge.terms.documents import validated
@@ -36,10 +37,10 @@ class ScopeState:
     scope: BudgetScope
     prices: RunCosts
     runs: dict[str, KnownRun] = field(default_factory=dict)
-    releases: dict[str, Charge] = field(default_factory=dict)
+    releases: Releases = field(default_factory=Releases)
     keys: dict[str, str] = field(default_factory=dict)
     draws: dict[str, int] = field(default_factory=dict)
-    """Candidates → how often they were drawn from."""
+    """The digest of some candidates → how often they were drawn from."""
     high_water: dict[str, int] = field(default_factory=dict)
     """Of everything that is counted as joint release."""
     exposed: dict[str, int] = field(default_factory=dict)
@@ -71,7 +72,7 @@ class ScopeState:
         """The scope with further runs known to it, so that they can be priced; this one stays as it is."""
         wider = replace(self, runs=dict(self.runs), prices=self.prices.considering())
         for identity, statement, mark in runs:
-            wider._know(identity, statement, mark)
+            wider.know(identity, statement, mark)
         return wider
 
     def everything(self) -> list[dict[str, Any]]:
@@ -90,7 +91,7 @@ class ScopeState:
         body = entry.body
         if entry.kind == "cap":
             for run in body["ceiling"]:
-                self._know(run["identity"], run["statement"], run["mark"])
+                self.know(run["identity"], run["statement"], run["mark"])
             self.cap, self.spent = body, body["spent_before"]
         elif entry.kind in ("release", "adopted"):
             self._charge(entry)
@@ -105,13 +106,13 @@ class ScopeState:
     def _publish(self, entry: Entry) -> None:
         """What is about to be published (sealed), or was (completed): the same both times."""
         charge = self._pending(entry.body["release"], entry)
-        output = output_in(entry.body)
+        output = output_in(entry)
         if charge.output is not None and (entry.kind == "sealed" or charge.output != output):
             raise LedgerBrokenError(
                 f"entry {entry.seq}: {entry.kind} of {charge.release_id}, which was sealed otherwise"
             )
         status = "completed" if entry.kind == "completed" else charge.status
-        self.releases[charge.release_id] = replace(charge, output=output, status=status)
+        self.releases[charge.release_id] = replace(charge, output=output, output_seq=entry.seq, status=status)
 
     def _pending(self, release_id: str, entry: Entry) -> Charge:
         charge = self.releases.get(release_id)
@@ -119,7 +120,8 @@ class ScopeState:
             raise LedgerBrokenError(f"entry {entry.seq}: {entry.kind} of {release_id}, which is not pending")
         return charge
 
-    def _know(self, identity: str, statement: Mapping[str, Any], mark: str | None) -> None:
+    def know(self, identity: str, statement: Mapping[str, Any], mark: str | None) -> None:
+        """A run, by its identity; only what was first stated of it counts."""
         known = self.runs.get(identity)
         if mark is not None and (known is None or known.mark is None):
             self.prices.mark(identity, mark)
@@ -134,7 +136,7 @@ class ScopeState:
         if charge.release_id in self.releases:
             raise LedgerBrokenError(f"entry {entry.seq}: release {charge.release_id} was charged before")
         for identity, record, mark in charge.runs:
-            self._know(identity, record, mark)
+            self.know(identity, record, mark)
         touched = frozenset(highest(charge.exposures))
         self._void(touched, entry)
         self._count_exposure(charge, touched)
@@ -152,7 +154,7 @@ class ScopeState:
         number = None if key is None else self.draws.get(key, 0) + 1
         if entry.kind != "adopted":
             return replace(draft, draw_number=number)
-        return replace(draft, draw_number=number, status="completed", output=output_in(entry.body))
+        return replace(draft, draw_number=number, status="completed", output=output_in(entry), output_seq=entry.seq)
 
     def _count_exposure(self, charge: Charge, touched: frozenset[str]) -> None:
         """Raise the high-water mark, or count the release by its own theorem where that still holds."""
@@ -199,8 +201,3 @@ class ScopeState:
                 del self.finals[final]
                 raise_mark(self.high_water, self.releases[final].exposed)
                 self.conflict = f"runs that release {final} had locked were seen again in entry {entry.seq}"
-
-
-def output_in(body: Mapping[str, Any]) -> Output:
-    """What an entry says was, or is about to be, published."""
-    return Output(body["files"], body["certificate"], body["where"])

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from dpmerge.errors import InvalidInputError, LedgerBrokenError
 from dpmerge.ledger.charge import Charge
 from dpmerge.ledger.entries import BEFORE_THE_FIRST, KINDS, BudgetScope, Entry
+from dpmerge.ledger.releases import EntryAt
 from dpmerge.ledger.scope_state import ScopeState
 
 
@@ -25,6 +26,10 @@ class State:
     scopes: dict[str, ScopeState] = field(default_factory=dict)
     releases: dict[str, ScopeState] = field(default_factory=dict)
     """Release → its scope."""
+    entry_at: EntryAt | None = None
+    """Where entries that are not in memory are read again."""
+    snapshot: int = 0
+    """The last entry that sealed a snapshot."""
 
     def apply(self, entry: Entry) -> None:
         """The next entry, its seal checked."""
@@ -36,8 +41,11 @@ class State:
         self.head = (entry.seq, entry.hash)
 
     def _apply(self, entry: Entry) -> None:
+        if entry.kind == "snapshot":
+            self.snapshot = entry.seq
+            return
         if entry.kind == "opened":
-            scope = BudgetScope(**entry.body)
+            scope = BudgetScope(*(entry.body[name] for name in ("dataset", "unit", "adjacency")))
             if scope.id != entry.book or scope.id in self.scopes:
                 raise LedgerBrokenError(
                     f"entry {entry.seq}: opens a budget scope that is open, or another one than it says"
@@ -67,7 +75,7 @@ class State:
 
     def pending(self) -> Iterator[Charge]:
         for scope in self.scopes.values():
-            yield from (release for release in scope.releases.values() if release.status == "pending")
+            yield from scope.releases.pending()
 
 
 def require_next(ledger: str, head: tuple[int, str], entry: Entry) -> None:

@@ -30,7 +30,7 @@ def available(
         return portfolio
     with Ledger.open(where, insecure_permissions=insecure_permissions) as ledger:
         scope = BudgetScope(portfolio.dataset, portfolio.unit, portfolio.adjacency.value)
-        standing = ledger.budget_report(scope, delta)
+        standing = ledger.budget_report(scope, delta, newest=0)
     known = {run.identity: run for run in standing.runs}
     capped = standing.cap is not None and standing.cap.rule == "ceiling"
     left: list[Run] = []

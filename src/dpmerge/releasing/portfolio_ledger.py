@@ -105,16 +105,17 @@ class PortfolioLedger(Ledger):
         """Why this may not be the whole ledger, by what the portfolio remembers of it; None if nothing is missing."""
         return None if self._portfolio is None else why_not_whole(self, self._portfolio)
 
-    def reports(self, *, delta: float = 1e-5) -> list[BudgetReport]:
+    def reports(self, *, delta: float = 1e-5, newest: int | None = None) -> list[BudgetReport]:
         """What was released of each budget scope, what it has cost together, and what is left under its cap.
 
         Args:
             delta: The δ at which ε is given.
+            newest: List so many of the newest releases of each; by default all.
 
         Returns:
             One report for each data set, unit and adjacency.
         """
-        return [self.budget_report(scope, delta) for scope in self.scopes()]
+        return [self.budget_report(scope, delta, newest=newest) for scope in self.scopes()]
 
     @classmethod
     def cap(
