@@ -154,8 +154,15 @@ VERBS = {
         only_python={"ask": "the verb asks at the terminal"},
     ),
     "manifest upgrade": Verb(function=upgrade_manifests),
-    "ledger show": Verb(function=dpm.Ledger.reports, elsewhere=OPENED),
-    "ledger spent": Verb(function=dpm.Ledger.reports, elsewhere=OPENED),
+    "ledger show": Verb(
+        function=dpm.Ledger.reports,
+        renamed={"everything": "newest"},
+        elsewhere=OPENED,
+        other_default={"newest": "the function lists all, the verb as many as somebody reads"},
+    ),
+    "ledger spent": Verb(
+        function=dpm.Ledger.reports, elsewhere=OPENED, only_python={"newest": "the verb lists no releases"}
+    ),
     "ledger cap": Verb(function=dpm.Ledger.cap),
     "ledger recover": Verb(function=dpm.Ledger.recover, elsewhere=OPENED, only_python={**PROGRESS, **PASSPHRASE}),
     "ledger verify": Verb(function=dpm.Ledger.verify, elsewhere=OPENED),
