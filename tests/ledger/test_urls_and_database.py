@@ -45,7 +45,10 @@ BAD: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_url_or_file_that_is_no_ledger_is_refused_with_its_reason(tmp_path: Path, name: str) -> None:
+def test_a_url_or_file_that_is_no_ledger_is_refused_with_its_reason(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dpmerge.ledger.postgresql.RESTART_PATIENCE", 0.2)
     where, expected = BAD[name]
     with pytest.raises(LedgerError, match=expected) as refused:
         Ledger.open(where(tmp_path))

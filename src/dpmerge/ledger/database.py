@@ -150,9 +150,10 @@ class Database:
     @contextmanager
     def _transaction(self, *, writes: bool) -> Iterator[Connection]:
         info: dict[Any, Any] = {}
+        made = False
         try:
             with self._engine.connect() if self.is_sqlite else postgresql.connected(self._engine) as plain:
-                info = plain.info
+                info, made = plain.info, True
                 options: dict[str, Any] = {_WRITES: writes}
                 if not self.is_sqlite:
                     # A reader sees one moment; a writer, once it has the lock, sees what the writer before has left.
@@ -163,7 +164,11 @@ class Database:
                         _prepare_postgresql(connection)
                     yield connection
         except SQLAlchemyError as error:
-            raise self._explained(error, silent=bool(info.get(postgresql.SILENT))) from None
+            explained = self._explained(error, silent=bool(info.get(postgresql.SILENT)))
+            # Of a server that takes no connection, `connected` has waited long enough.
+            if isinstance(explained, LedgerUnavailableError):
+                explained.lost &= made
+            raise explained from None
 
     @contextmanager
     def _begun(self, connection: Connection) -> Iterator[None]:
