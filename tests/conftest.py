@@ -9,6 +9,8 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import shutil
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -144,6 +146,30 @@ def used_names(code: CodeType) -> set[str]:
     """Of globals and attributes, within nested functions too."""
     nested = (used_names(each) for each in code.co_consts if isinstance(each, CodeType))
     return {*code.co_names}.union(*nested)
+
+
+CHROMIUM = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium, for pages as their readers see them; where there is none, that is said and the test is skipped."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        print("chromium is not installed: the page is not tried in a browser")
+        pytest.skip(reason="chromium is not installed")
+    with sync_api.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=chromium, args=list(CHROMIUM))
+        yield started
+        started.close()
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +30,9 @@ ROLES = ("auditor", "releaser", "officer")
 @pytest.fixture
 def team(database: str) -> Iterator[dict[str, str]]:
     """The addresses of one ledger for each role, with the rights that the page gives them."""
-    with Ledger.open(database) as ledger:
+    [code] = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "DPMERGE_LEDGER": database})
+    with Ledger.open(database, create=False) as ledger:
         ledger.charge(request([A], "a@1"), first)
     [sql] = re.findall(r"```sql\n(.*?)```", PAGE.read_text(), re.S)
     dropped = "; ".join(f"DROP ROLE IF EXISTS dpmerge_{role}" for role in reversed(ROLES))

@@ -196,6 +196,18 @@ def test_an_entry_that_was_changed_before_the_snapshot_is_noticed_when_it_is_rea
         assert ledger.verify().broken == seq
 
 
+def test_releases_are_read_together(tmp_path: Path) -> None:
+    """Of twenty thousand, one at a time would be twenty thousand transactions."""
+    charged = filled(path := tmp_path / "ledger.db", 20)
+    with Ledger.open(path) as ledger:
+        asked = list[int]()
+        read = ledger._database.read
+        ledger._database.read = lambda work: (asked.append(1), read(work))[1]  # type: ignore[method-assign]
+        lines = ledger.budget_report(SCOPE, 1e-5).releases
+        assert [line.release_id for line in lines] == [charge.release_id for charge in charged]
+        assert len(asked) <= 3
+
+
 def test_locks_and_caps_hold_across_a_snapshot(tmp_path: Path) -> None:
     path = tmp_path / "ledger.db"
     with Ledger.open(path) as ledger:

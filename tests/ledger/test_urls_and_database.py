@@ -14,7 +14,7 @@ from dpmerge.errors import LedgerError, MissingExtraError
 from dpmerge.ledger import Ledger, urls
 from dpmerge.ledger.database import Database
 from dpmerge.ledger.migrations import MIGRATIONS, Migration, version
-from ledger.releases import first, request, run
+from ledger.releases import SCOPE, first, request, run
 
 A = run("a")
 
@@ -171,6 +171,41 @@ def test_an_older_schema_is_migrated(anywhere: str) -> None:
     ):
         Ledger.open(anywhere)
     assert head.seq == 2
+
+
+def test_a_newer_schema_is_refused_by_who_only_reads(anywhere: str) -> None:
+    Database.open(anywhere, migrations=LATER).close()
+    with pytest.raises(LedgerError, match=f"schema version {NEXT}, made by a newer dpmerge"):
+        Ledger.open(anywhere, create=False)
+
+
+def test_an_older_ledger_is_read_as_it_is_and_brought_up_to_date_by_who_writes(anywhere: str) -> None:
+    older = MIGRATIONS[:1]
+    Database.open(anywhere, migrations=older).close()
+    with Ledger.open(anywhere, create=False) as ledger:
+        assert ledger.verify().ok
+        assert ledger.budget_report(SCOPE, 1e-5).release_count == 0
+        assert columns(ledger._database)[0] == 1
+        ledger.charge(request([A], "a@1"), first)
+        assert columns(ledger._database)[0] == MIGRATIONS[-1].number
+        assert ledger.verify().ok
+
+
+def test_reading_an_older_ledger_changes_nothing_of_it(tmp_path: Path) -> None:
+    """As an auditor has it, a copy: reading leaves it byte for byte as it was."""
+    path = tmp_path / "ledger.db"
+    with Ledger.open(path) as ledger:
+        ledger.charge(request([A], "a@1"), first)
+    with sqlite3.connect(path) as connection:
+        connection.execute("DROP TABLE dpmerge_snapshots")
+        connection.execute("DELETE FROM dpmerge_migrations WHERE number > 1")
+    connection.close()
+    before = path.read_bytes()
+    with Ledger.open(path, create=False) as ledger:
+        assert ledger.verify().ok
+        assert ledger.budget_report(SCOPE, 1e-5).release_count == 1
+        assert len(ledger.export()["entries"]) == 2
+    assert path.read_bytes() == before
 
 
 def test_a_failed_migration_changes_nothing(anywhere: str) -> None:

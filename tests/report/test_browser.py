@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,16 +13,6 @@ import pytest
 from dpmerge.report.analysis_page import write_page
 from report.analyses import HOSTILE, bare, hostile, losses, ordinary
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-
-ARGUMENTS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
 DESKTOP, PHONE = {"width": 1200, "height": 800}, {"width": 390, "height": 844}
 ANALYSES = {"ordinary": ordinary, "hostile": hostile, "bare": bare, "losses": losses}
 DRAWN = """() => [...document.querySelectorAll(".js-plotly-plot")].map((div) => [
@@ -55,18 +44,6 @@ class Opened:
           div.id.startsWith("face-") ? [div._fullData[2].contours.start, JSON.stringify(div.data[1].z)]
           : [div.layout.shapes[0].x0, div.layout.shapes[0].y0, JSON.stringify(div.data.at(-1).x)]]))"""
         return dict(self.page.evaluate(script))
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        print("chromium is not installed: the page is not tried in a browser")
-        pytest.skip(reason="chromium is not installed")
-    with sync_api.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=chromium, args=list(ARGUMENTS))
-        yield started
-        started.close()
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib import resources
@@ -340,20 +339,6 @@ def test_drawings_of_one_name_uneven_data_or_no_folder_are_refused(
     with pytest.raises(InvalidInputError, match="every column"):
         page_of(tables=[Table("t", ("a", "b"), [("1",)])])
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    from report.test_browser import ARGUMENTS
-
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip(reason="chromium is not installed")
-    with sync_api.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=chromium, args=list(ARGUMENTS))
-        yield started
-        started.close()
 
 
 @pytest.fixture(scope="module")

@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from report.test_browser import ARGUMENTS
-
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-
 PHONE = {"width": 390, "height": 800}
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip(reason="chromium is not installed")
-    with sync_api.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=chromium, args=list(ARGUMENTS))
-        yield started
-        started.close()
 
 
 @pytest.fixture

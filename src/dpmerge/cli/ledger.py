@@ -39,7 +39,7 @@ def show(
     ledger: LEDGER = None,
     delta: AT_DELTA = 1e-5,
     everything: Annotated[
-        bool, typer.Option("--all", help=f"List every release, and not only the newest {NEWEST}; so with --json too.")
+        bool, typer.Option("--all", help=f"List every release, and not only the newest {NEWEST}; --json always does.")
     ] = False,
     insecure_permissions: INSECURE = False,
     as_json: AsJson = False,
@@ -49,7 +49,7 @@ def show(
     Example: `dpmerge ledger show examples/mnist`
     """
     with one_line_errors(), _opened(portfolio, ledger, insecure_permissions) as opened:
-        reports = opened.reports(delta=delta, newest=None if everything else NEWEST)
+        reports = opened.reports(delta=delta, newest=None if everything or as_json else NEWEST)
         doubt = opened.doubt
         _warn(doubt)
         if as_json:

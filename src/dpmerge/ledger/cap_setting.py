@@ -77,7 +77,7 @@ def spent_so_far(state: ScopeState, rule: str, order: float | None) -> float:
     if rule == "ceiling":
         return 0.0
     replayed, spent = ScopeState.of(state.scope), 0.0
-    for release in state.releases.values():
+    for release in state.releases.newest(None):
         spent += recounted(replayed, release, rule, order)
         replayed.apply(release.entry)
     return spent

@@ -21,7 +21,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 from dpmerge.errors import LedgerBrokenError, LedgerError, LedgerUnavailableError
 from dpmerge.ledger import postgresql
 from dpmerge.ledger.entries import BEFORE_THE_FIRST, Entry, now
-from dpmerge.ledger.migrations import ENTRIES, LEDGER, MIGRATIONS, SNAPSHOTS, Migration, migrate, version
+from dpmerge.ledger.migrations import ENTRIES, LEDGER, MIGRATIONS, SNAPSHOTS, Migration, migrate, require_known, version
 from dpmerge.ledger.urls import address
 
 PATIENCE = 120.0
@@ -29,6 +29,7 @@ PATIENCE = 120.0
 
 _ADVISORY_LOCK = 0x6470_6D65_7267_65  # "dpmerge": held while tables are made
 _WRITES = "dpmerge_writes"
+_AT_ONCE = 500  # entries asked for in one statement
 _LOCK_SLICE = 5.0
 """Seconds for which one statement waits for another writer."""
 
@@ -42,6 +43,7 @@ class Database:
         self._engine = engine
         self.where = where
         self._patience = patience
+        self._missing: Callable[[], None] | None = None  # brings tables of an older version up to date
 
     @classmethod
     def open(
@@ -77,6 +79,7 @@ class Database:
     def _prepare(self, *, create: bool, migrations: Sequence[Migration]) -> None:
         def is_current(connection: Connection) -> bool:
             found = version(connection)
+            require_known(found, migrations)
             if found == 0 and not create:
                 raise LedgerError(f"{self.where}: there is no ledger; name the place of one")
             if found == 0 and self.is_sqlite and (others := inspect(connection).get_table_names()):
@@ -92,8 +95,20 @@ class Database:
                 first = {"head_seq": 0, "head_hash": BEFORE_THE_FIRST}
                 connection.execute(insert(LEDGER).values(id=identity, created=now(), **first))
 
-        if not self.read(is_current):
+        def bring_up_to_date() -> None:
             self._again_if_lost(lambda: self._transaction(writes=True), make_current)
+
+        if self.read(is_current):
+            return
+        if create:
+            bring_up_to_date()
+        else:  # who only reads may have no right to more, and changes nothing under those who use an older version
+            self._missing = bring_up_to_date
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the tables are those of this version; older ones can be read, and lack snapshots."""
+        return self._missing is None
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -103,6 +118,9 @@ class Database:
     @contextmanager
     def writing(self) -> Iterator[Connection]:
         """A transaction that no other writer can be in at the same time; durable when it ends."""
+        if self._missing is not None:
+            self._missing()
+            self._missing = None
         with self._transaction(writes=True) as connection:
             if not self.is_sqlite:
                 # Locked before anything is read: what is read afterwards is what the writer before has left.
@@ -236,16 +254,22 @@ def entries_after(connection: Connection, seq: int) -> Iterator[Entry]:
         yield Entry(**row._mapping)
 
 
-def entry_at(connection: Connection, ledger: str, seq: int) -> Entry:
-    """One entry by itself, which has its own hash, and which the next one follows."""
-    query = select(ENTRIES).where(ENTRIES.c.seq.in_((seq, seq + 1))).order_by(ENTRIES.c.seq)
-    found = [Entry(**row._mapping) for row in connection.execute(query)]
-    last = ledger_row(connection)[1] if len(found) == 1 else None
-    if not found or found[0].seq != seq or found[0].sealed_by(ledger) != found[0].hash:
-        raise LedgerBrokenError(f"entry {seq}: is gone or changed")
-    if found[1].previous != found[0].hash if last is None else last != (seq, found[0].hash):
-        raise LedgerBrokenError(f"entry {seq}: the entry after it follows another one")
-    return found[0]
+def entries_at(connection: Connection, ledger: str, numbers: Sequence[int]) -> dict[int, Entry]:
+    """Entries by themselves, each of which has its own hash, and which the next one follows."""
+    wanted = sorted({number for each in numbers for number in (each, each + 1)})
+    found: dict[int, Entry] = {}
+    for begun in range(0, len(wanted), _AT_ONCE):
+        query = select(ENTRIES).where(ENTRIES.c.seq.in_(wanted[begun : begun + _AT_ONCE]))
+        found |= {row.seq: Entry(**row._mapping) for row in connection.execute(query)}
+    head = ledger_row(connection)[1]
+    for number in numbers:
+        entry = found.get(number)
+        if entry is None or entry.sealed_by(ledger) != entry.hash:
+            raise LedgerBrokenError(f"entry {number}: is gone or changed")
+        after = found.get(number + 1)
+        if after.previous != entry.hash if after is not None else head != (number, entry.hash):
+            raise LedgerBrokenError(f"entry {number}: the entry after it follows another one")
+    return {number: found[number] for number in numbers}
 
 
 def snapshot(connection: Connection) -> tuple[int, str] | None:

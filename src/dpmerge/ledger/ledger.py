@@ -66,6 +66,7 @@ class Ledger(LedgerReader):
             known = self._charged_before(state, proposed, release_id)
             if known is not None:
                 return replace(known, ledger=self.id, already=charged is None)
+            charged = None  # if there was a first attempt, it was not committed
             charged = self._charge(connection, state, proposed, once, release_id)
             return charged
 

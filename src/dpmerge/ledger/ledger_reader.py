@@ -8,7 +8,7 @@ Refuses (LedgerBrokenError): a ledger whose chain does not hold.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -20,7 +20,7 @@ from dpmerge.errors import LedgerBrokenError
 from dpmerge.ledger.budget_report import BudgetReport, budget_report
 from dpmerge.ledger.chain_verification import Verdict, verified
 from dpmerge.ledger.charge import Charge
-from dpmerge.ledger.database import PATIENCE, Database, entries_after, entry_at, hash_at, ledger_row, snapshot
+from dpmerge.ledger.database import PATIENCE, Database, entries_after, entries_at, hash_at, ledger_row, snapshot
 from dpmerge.ledger.entries import BudgetScope, Entry
 from dpmerge.ledger.ledger_schema import LEDGER_SCHEMA
 from dpmerge.ledger.snapshots import restored
@@ -129,16 +129,17 @@ class LedgerReader:
 
     def _from_snapshot(self, connection: Connection) -> State | None:
         """The state as the newest snapshot has it; None where every entry has to be read."""
-        found = snapshot(connection)
+        found = snapshot(connection) if self._database.is_current else None
         if found is None:
             return None
+        seq, text = found
         try:
-            return restored(self.id, entry_at(connection, self.id, found[0]), found[1], self._entry_at)
+            return restored(self.id, entries_at(connection, self.id, [seq])[seq], text, self._entries_at)
         except LedgerBrokenError:
             return None  # reading every entry says what is wrong
 
-    def _entry_at(self, seq: int) -> Entry:
-        return self._database.read(lambda connection: entry_at(connection, self.id, seq))
+    def _entries_at(self, numbers: Sequence[int]) -> dict[int, Entry]:
+        return self._database.read(lambda connection: entries_at(connection, self.id, numbers))
 
     def _current(self, connection: Connection) -> State:
         ledger, head = ledger_row(connection)

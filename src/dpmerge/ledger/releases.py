@@ -7,15 +7,15 @@ Refuses (LedgerBrokenError): an entry that is no longer what it was.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from dpmerge.errors import LedgerBrokenError
 from dpmerge.ledger.charge import Charge, Output, Status
 from dpmerge.ledger.entries import Entry
 
-EntryAt = Callable[[int], Entry]
-"""The entry of this number, as the ledger has it now."""
+EntriesAt = Callable[[Sequence[int]], Mapping[int, Entry]]
+"""The entries of these numbers, as the ledger has them now."""
 
 
 class ReleaseRow(NamedTuple):
@@ -47,14 +47,14 @@ class ReleaseRow(NamedTuple):
 class Releases(Mapping[str, Charge]):
     """Release → its charge, read from the ledger again where it is not in memory."""
 
-    def __init__(self, rows: Iterator[ReleaseRow] | None = None, entry_at: EntryAt | None = None) -> None:
+    def __init__(self, rows: Iterator[ReleaseRow] | None = None, entries_at: EntriesAt | None = None) -> None:
         self._rows = {row.release_id: row for row in rows or ()}
         self._charges: dict[str, Charge] = {}
-        self._entry_at = entry_at
+        self._entries_at = entries_at
 
     def __getitem__(self, release_id: str) -> Charge:
         charge = self._charges.get(release_id)
-        return charge if charge is not None else self._read(self._rows[release_id])
+        return charge if charge is not None else self._read([self._rows[release_id]])[0]
 
     def __setitem__(self, release_id: str, charge: Charge) -> None:
         self._charges[release_id] = charge
@@ -78,24 +78,37 @@ class Releases(Mapping[str, Charge]):
     def newest(self, count: int | None) -> list[Charge]:
         """The last so many, or all, in order."""
         known = list(self)
-        return [self[release_id] for release_id in known[0 if count is None else max(0, len(known) - count) :]]
+        return self._several(known[0 if count is None else max(0, len(known) - count) :])
 
     def pending(self) -> Iterator[Charge]:
         """Charged, and neither published nor given up."""
-        yield from (self[row.release_id] for row in self.rows() if row.status == "pending")
+        yield from self._several([row.release_id for row in self.rows() if row.status == "pending"])
 
-    def _read(self, row: ReleaseRow) -> Charge:
-        assert self._entry_at is not None
-        entry = self._entry_at(row.seq)
-        output = None
-        if row.output_seq is not None:
-            output = output_in(entry if row.output_seq == row.seq else self._entry_at(row.output_seq))
-        charge = Charge(
-            entry=entry, status=row.status, output=output, output_seq=row.output_seq, draw_number=row.draw_number
-        )
-        if charge.release_id != row.release_id:
-            raise LedgerBrokenError(f"entry {row.seq}: is not the charge of release {row.release_id}")
-        return charge
+    def _several(self, release_ids: Sequence[str]) -> list[Charge]:
+        """These, those that are not in memory read together."""
+        absent = [self._rows[each] for each in release_ids if each not in self._charges]
+        read = {charge.release_id: charge for charge in self._read(absent)}
+        return [self._charges.get(each) or read[each] for each in release_ids]
+
+    def _read(self, rows: Sequence[ReleaseRow]) -> list[Charge]:
+        if not rows:
+            return []
+        assert self._entries_at is not None
+        entries = self._entries_at([seq for row in rows for seq in (row.seq, row.output_seq) if seq is not None])
+        charges = []
+        for row in rows:
+            output = None if row.output_seq is None else output_in(entries[row.output_seq])
+            charge = Charge(
+                entry=entries[row.seq],
+                status=row.status,
+                output=output,
+                output_seq=row.output_seq,
+                draw_number=row.draw_number,
+            )
+            if charge.release_id != row.release_id:
+                raise LedgerBrokenError(f"entry {row.seq}: is not the charge of release {row.release_id}")
+            charges.append(charge)
+        return charges
 
 
 def output_in(entry: Entry) -> Output:

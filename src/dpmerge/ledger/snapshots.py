@@ -13,7 +13,7 @@ from typing import Any
 
 from dpmerge.errors import InvalidInputError, LedgerBrokenError
 from dpmerge.ledger.entries import BudgetScope, Entry, canonical, sha256
-from dpmerge.ledger.releases import EntryAt, ReleaseRow, Releases
+from dpmerge.ledger.releases import EntriesAt, ReleaseRow, Releases
 from dpmerge.ledger.scope_state import ScopeState
 from dpmerge.ledger.state import State, require_next
 
@@ -37,7 +37,7 @@ def snapshot_body(text: str) -> dict[str, Any]:
     return {"format": FORMAT, "state": sha256(text)}
 
 
-def restored(ledger: str, sealed_by: Entry, text: str, entry_at: EntryAt) -> State | None:
+def restored(ledger: str, sealed_by: Entry, text: str, entries_at: EntriesAt) -> State | None:
     """The state after the entry that sealed a snapshot; None if it is no snapshot that can be used here."""
     try:
         body = sealed_by.body
@@ -45,9 +45,9 @@ def restored(ledger: str, sealed_by: Entry, text: str, entry_at: EntryAt) -> Sta
             return None
         content = json.loads(text)
         seq, digest = content["head"]
-        state = State(ledger, head=(seq, digest), entry_at=entry_at)
+        state = State(ledger, head=(seq, digest))
         for written in content["scopes"]:
-            scope = _read(written, entry_at)
+            scope = _read(written, entries_at)
             state.scopes[scope.scope.id] = scope
             state.releases.update(dict.fromkeys(scope.releases, scope))
         state.apply(sealed_by)
@@ -74,11 +74,11 @@ def _written(scope: ScopeState) -> dict[str, Any]:
     }
 
 
-def _read(written: dict[str, Any], entry_at: EntryAt) -> ScopeState:
+def _read(written: dict[str, Any], entries_at: EntriesAt) -> ScopeState:
     scope = ScopeState.of(BudgetScope(**written["scope"]))
     for identity, statement, mark in written["runs"]:
         scope.know(identity, statement, mark)
-    scope.releases = Releases((ReleaseRow(*row) for row in written["releases"]), entry_at)
+    scope.releases = Releases((ReleaseRow(*row) for row in written["releases"]), entries_at)
     for row in scope.releases.rows():
         if row.key is not None:
             scope.keys.setdefault(row.key, row.release_id)

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from dpmerge.errors import InvalidInputError, LedgerBrokenError
 from dpmerge.ledger.charge import Charge
 from dpmerge.ledger.entries import BEFORE_THE_FIRST, KINDS, BudgetScope, Entry
-from dpmerge.ledger.releases import EntryAt
 from dpmerge.ledger.scope_state import ScopeState
 
 
@@ -26,8 +25,6 @@ class State:
     scopes: dict[str, ScopeState] = field(default_factory=dict)
     releases: dict[str, ScopeState] = field(default_factory=dict)
     """Release → its scope."""
-    entry_at: EntryAt | None = None
-    """Where entries that are not in memory are read again."""
     snapshot: int = 0
     """The last entry that sealed a snapshot."""
 

@@ -24,6 +24,7 @@ from dpmerge.training.batch_sampling import SamplerCheck, batch_sampler_of
 from dpmerge.training.begun_passes import BegunPasses
 from dpmerge.training.distributed_sampling import own_records
 from dpmerge.training.loader_passes import LoaderPass, SamplerPass
+from dpmerge.training.process_agreement import SeveralProcesses
 from dpmerge.training.processes import Processes
 from dpmerge.training.row_fingerprints import Fingerprints, RowFingerprints
 
@@ -261,7 +262,8 @@ class Batches:
             )
         self._in_turn &= not any(each.active for each in self._passes)
         self._passes = [each for each in self._passes if each.active]
-        share = self._processes.share(own_records(self._drawn_by)) if self._processes.several else 0
+        processes = self._processes
+        share = processes.share(own_records(self._drawn_by)) if isinstance(processes, SeveralProcesses) else 0
         self._passes.append(SamplerPass(share=share))
         return self._passes[-1]
 

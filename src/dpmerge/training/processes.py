@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,6 @@ from torch import Tensor
 from dpmerge.portfolio.manifest import SavedAs
 from dpmerge.training.model_tensors import ModelTensors
 from dpmerge.training.noise_generators import RunGenerators
-from dpmerge.training.step_blocks import RecordedStep
 
 if TYPE_CHECKING:
     from dpmerge.training.manifest_writer import ManifestWriter
@@ -69,16 +68,6 @@ class Processes:
 
     def follow(self, writer: ManifestWriter) -> None:
         """What is found wrong on any rank is taken back in this record."""
-
-    def share(self, records: Tensor) -> int:
-        """A fingerprint of this rank's share of the records; of several processes only."""
-        raise NotImplementedError
-
-    def agree_on_step(
-        self, number: int, step: RecordedStep, *, divisor: float, rows: int, share: int, noised: Sequence[Tensor]
-    ) -> list[Tensor]:
-        """All ranks take this step; what this one sends, held until it is summed; of several processes only."""
-        raise NotImplementedError
 
     def sum(self, divisor: int) -> None:
         """What is held becomes the sum of what all ranks send, divided."""

@@ -22,6 +22,7 @@ from dpmerge.training.manifest_writer import ManifestWriter
 from dpmerge.training.model_tensors import ModelTensors
 from dpmerge.training.noise_generators import NoiseStreamCheck
 from dpmerge.training.noised_gradients import NoisedGradients
+from dpmerge.training.process_agreement import SeveralProcesses
 from dpmerge.training.processes import Processes
 from dpmerge.training.realised_divisor import RealisedDivisorCheck
 from dpmerge.training.reference_optimizer import ReferenceOptimizer
@@ -117,7 +118,7 @@ class StepObserver:
         finally:
             self._batches.step_ends()
             self._noise_stream.used(optimizer.generator)
-        if self._processes.several:
+        if isinstance(self._processes, SeveralProcesses):
             self._noised.local = self._processes.agree_on_step(
                 self._writer.steps + 1,
                 step,
