@@ -38,8 +38,19 @@ def reproduce(
         Path, typer.Option("-o", "--output", metavar="DIR", help="Where reproduction.md and reproduction/ go.")
     ] = Path("."),
     preset: Annotated[
-        str, typer.Option(help="paper: CIFAR-10 as in the paper, for a GPU; small: narrower, fewer images, two cores.")
+        str,
+        typer.Option(
+            help="CIFAR-10 as in the paper, for a GPU (paper); with the paper's images and a narrower network, hours "
+            "on two cores (medium); with fewer images too, minutes (small)."
+        ),
     ] = "small",
+    only: Annotated[
+        str | None,
+        typer.Option(metavar="DATA", help="mnist or cifar10: of every experiment the part on this data set alone."),
+    ] = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Train for days without being asked (preset paper without a GPU).")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Every run's noise is a stream of its own, spawned from it.")] = 42,
     data: Annotated[
         Path | None,
@@ -74,7 +85,7 @@ def reproduce(
     with one_line_errors("what was trained is kept; the same command goes on from there"):
         try:
             from reproduction.images import ImageFolder
-            from reproduction.run_experiments import preset_named, run
+            from reproduction.run_experiments import days_of_training, preset_named, run
             from reproduction.run_experiments import redraw as draw_again
 
             import_module("matplotlib")  # before hours of work that end in pictures
@@ -87,6 +98,12 @@ def reproduce(
             raise InvalidInputError("seed", seed, "an integer from 0 to 4294967295")
         if pdf and not redraw:
             raise InvalidInputError("pdf", True, "--pdf with --redraw, once there are results")
+        if redraw and only is not None:
+            raise InvalidInputError("only", only, "no --only with --redraw: results are drawn as they are")
+        long = None if redraw or yes else days_of_training(experiments, preset_named(preset), only)
+        if long is not None and not (_at_a_terminal() and typer.confirm(f"{long} Begin?", err=True)):
+            accepted = "medium or small, a GPU, or --yes"
+            raise InvalidInputError("preset", preset, accepted, found=f"{preset}: {long[:-1]}")
         if redraw:
             found = draw_again(experiments, output, kinds=("png", "pdf") if pdf else ("png",))
         else:
@@ -96,6 +113,7 @@ def reproduce(
                 preset=preset_named(preset),
                 images=ImageFolder(data),
                 seed=seed,
+                only=only,
                 tell=lambda line: say(line, err=True),
             )
         documents = []
@@ -124,7 +142,7 @@ def _print(results: Results, output: Path) -> None:
     for statement in made.statements(results.numbers):
         table.add_row(*(Text(cell) for cell in (statement.verdict, statement.claim, statement.measured)))
     wide_console().print(table)
-    say(f"Wrote {output / 'reproduction' / results.experiment}")
+    say(f"Wrote {output / 'reproduction' / results.name}")
 
 
 def audit(
@@ -165,6 +183,10 @@ def audit(
         right = audit_scenarios(scenario, known, trials, confidence, seed, picture, as_json)
     if not right:
         raise typer.Exit(1)
+
+
+def _at_a_terminal() -> bool:
+    return sys.stdin.isatty()
 
 
 def _require_folder(data: Path | None) -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from dpmerge.report.plots import Drawing, values
-from reproduction.pareto import pareto, pareto_drawing, pareto_statements
+from reproduction.pareto import pareto
+from reproduction.pareto_findings import pareto_drawing, pareto_statements
 from reproduction.run_store import RunStore
-from reproduction.statements import Statement, Verdict, all_hold, difference
+from reproduction.statements import Statement, Verdict, all_hold, difference, told_at_size
 from reproduction.tasks import PRETRAINING_BATCH, PRETRAINING_RATE
 from reproduction.training import Setup
 
@@ -48,7 +49,8 @@ def measure(store: RunStore) -> dict[str, Any]:
     scale, task = store.preset.cifar, store.cifar10
     found = pareto(store, task, "cifar10-paper", setups(store), repeats=scale.seeds, resolution=scale.resolution)
     start = {name: tensor.detach().numpy() for name, tensor in task.model().state_dict().items()}
-    return {**found, "task": task.described, "pretrained": [float(score(start)) for score in task.evaluators]}
+    described = {"task": task.described, "papers_size": task.papers_size}
+    return {**found, **described, "pretrained": [float(score(start)) for score in task.evaluators]}
 
 
 def drawings(numbers: dict[str, Any]) -> list[Drawing]:
@@ -57,7 +59,8 @@ def drawings(numbers: dict[str, Any]) -> list[Drawing]:
 
 
 def statements(numbers: dict[str, Any]) -> list[Statement]:
-    return [*pareto_statements(numbers, source=_SOURCE), _fine_tuning_helps(numbers)]
+    found = [*pareto_statements(numbers, source=_SOURCE), _fine_tuning_helps(numbers)]
+    return told_at_size(found, papers=numbers["papers_size"], repetitions=len(numbers["accuracies"]))
 
 
 def _fine_tuning_helps(numbers: dict[str, Any]) -> Statement:

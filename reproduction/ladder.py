@@ -107,7 +107,8 @@ def settings(store: RunStore) -> dict[str, Any]:
 
 
 def measure(store: RunStore) -> dict[str, Any]:
-    return {name: measure_task(store, getattr(store, name), ladder) for name, ladder in ladders(store.preset).items()}
+    made = ladders(store.preset)
+    return {name: measure_task(store, store.task(name), made[name]) for name in store.data_sets(*made)}
 
 
 def measure_task(store: RunStore, task: Task, ladder: Ladder) -> dict[str, Any]:
@@ -116,6 +117,7 @@ def measure_task(store: RunStore, task: Task, ladder: Ladder) -> dict[str, Any]:
     accounts = _accounts(every[0], ladder)
     return {
         "described": task.described,
+        "papers_size": task.papers_size,
         "records": task.records,
         "noise_multiplier": ladder.noise_multiplier,
         "rates": ladder.rates,

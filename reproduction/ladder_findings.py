@@ -13,7 +13,7 @@ import numpy as np
 from dpmerge.report.plots import COLOURS, Drawing, Panels, Plot, Series, lettered, values
 from dpmerge.report.styles import OTHERS
 from reproduction.presets import DELTA
-from reproduction.statements import Difference, Statement, Verdict, all_hold, difference, margins
+from reproduction.statements import Difference, Statement, Verdict, all_hold, difference, margins, told_at_size
 
 THEORY = {1: (0.051, 0.785), 2: (0.074, 0.821), 4: (0.108, 0.841), 8: (0.158, 0.856), 12: (0.197, 0.863)}
 """k → ε and accuracy of theory 4.7, for σ = 512, 20 steps and 60,000 records of MNIST."""
@@ -70,7 +70,15 @@ def _drawing(name: str, found: dict[str, Any]) -> Plot:
 
 
 def statements(numbers: dict[str, Any]) -> list[Statement]:
-    return [statement for name, found in numbers.items() for statement in _statements(name, found)]
+    return [
+        statement
+        for name, found in numbers.items()
+        for statement in told_at_size(
+            list(_statements(name, found)),
+            papers=found["papers_size"],
+            repetitions=len(found["accuracies"]["averages"]),
+        )
+    ]
 
 
 def _statements(name: str, found: dict[str, Any]) -> Iterator[Statement]:

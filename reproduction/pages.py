@@ -6,17 +6,16 @@ Guarantees: every figure in the text comes from the results; nothing is typed in
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Sequence
 
 from dpmerge.report.plots import Drawing
-from reproduction.experiments import Experiment
+from reproduction.experiments import EXPERIMENTS, Experiment
+from reproduction.presets import USUAL
 from reproduction.results import Results
 from reproduction.statements import Statement
 
 OVERVIEW = "reproduction.md"
-SMALLER = ("cifar10", "checkpoints", "ladder")
-"""The experiments with CIFAR-10 in them, which preset `small` makes smaller."""
-
 FOLDER = "reproduction"
 
 _BEFORE = """# The paper's experiments, again, beside what is proved
@@ -43,21 +42,27 @@ What to know before comparing with the paper:
 """
 
 
-def overview(found: Mapping[str, Results], made_by: Mapping[str, Experiment]) -> str:
+def overview(found: Sequence[tuple[Results, Experiment]]) -> str:
     """All experiments on one page: what is claimed, what was measured, whether that agrees, and why."""
-    counted = [s for name in found for s in made_by[name].statements(found[name].numbers)]
+    counted = [s for results, experiment in found for s in experiment.statements(results.numbers)]
     parts = [_BEFORE, _tally(counted)]
-    for name, results in found.items():
-        experiment = made_by[name]
-        parts.append(f"## {experiment.TITLE}\n\n{_made(results)} More: [{name}]({FOLDER}/{name}/{name}.md).")
-        parts.append(_table(experiment.statements(results.numbers)))
+    for results, experiment in found:
+        name, file = results.name, f"{FOLDER}/{results.name}/{results.name}.md"
+        parts.append(f"## {_title(results, experiment)}\n\n{_made(results)} More: [{name}]({file}).")
+        parts.append(_table(experiment.statements(results.numbers), file))
         parts += [_figure(drawing, f"{FOLDER}/{name}/") for drawing in experiment.drawings(results.numbers)]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
-def page(name: str, results: Results, experiment: Experiment) -> str:
+def _title(results: Results, experiment: Experiment) -> str:
+    """Where two sizes stand beside one another, the size."""
+    return experiment.TITLE if results.name == results.experiment else f"{experiment.TITLE}, preset {results.preset}"
+
+
+def page(results: Results, experiment: Experiment) -> str:
     """One experiment: what was found, the figures, the settings."""
-    parts = [f"# {experiment.TITLE}", _made(results), "## What was found"]
+    name = results.name
+    parts = [f"# {_title(results, experiment)}", _made(results), "## What was found"]
     parts += [_told(statement) for statement in experiment.statements(results.numbers)]
     parts.append("## Figures")
     parts += [f"{_figure(drawing, '')}\n\n{drawing.words}" for drawing in experiment.drawings(results.numbers)]
@@ -67,20 +72,21 @@ def page(name: str, results: Results, experiment: Experiment) -> str:
         _block(results.settings),
         "## Versions, and seconds taken",
         _block({**results.versions, "seconds": timings}),
-        f"All numbers are in `{name}.json`. `python -m reproduction {name} --redraw` also makes a page of these "
-        f"figures to hover over, `{name}.html`.",
+        f"All numbers are in `{name}.json`. `python -m reproduction {results.experiment} --redraw` also makes a page "
+        f"of these figures to hover over, `{name}.html`.",
     ]
     return "\n\n".join(parts) + "\n"
 
 
 def _made(results: Results) -> str:
     """At which size, with which seed."""
-    if results.preset == "small" and results.experiment not in SMALLER:
-        return f"At the paper's size (preset `small` differs from it in CIFAR-10 only), seed {results.seed}."
-    smaller = (
-        ": CIFAR-10 with fewer images and a narrower network than the paper's" if results.preset == "small" else ""
-    )
-    return f"Preset `{results.preset}`{smaller}; seed {results.seed}."
+    if results.preset == USUAL and "cifar10" not in EXPERIMENTS[results.experiment]:
+        return f"At the paper's size (preset `{USUAL}` differs from it in CIFAR-10 only), seed {results.seed}."
+    smaller = {
+        "small": ": CIFAR-10 with fewer images and a narrower network than the paper's",
+        "medium": ": CIFAR-10 with the paper's images and a narrower network",
+    }
+    return f"Preset `{results.preset}`{smaller.get(results.preset, '')}; seed {results.seed}."
 
 
 def _tally(statements: Sequence[Statement]) -> str:
@@ -89,17 +95,37 @@ def _tally(statements: Sequence[Statement]) -> str:
     return f"{len(statements)} statements. {told[0].upper()}{told[1:]}."
 
 
-_ORDER = ("agrees", "agrees in part", "within noise", "disagrees")
+_ORDER = ("agrees", "agrees in part", "within noise", "not tested at this size", "disagrees")
 
 
-def _table(statements: Sequence[Statement]) -> str:
+LONGEST = 300
+"""Characters of a cell: longer ones cannot be read across."""
+
+
+def _table(statements: Sequence[Statement], file: str) -> str:
     head = ("claim", "measured", "agrees?", "why")
     rows = [
-        (f"{s.claim} *({s.source})*", s.measured, f"**{s.verdict}**" if s.verdict != "agrees" else s.verdict, s.why)
+        (
+            f"{s.claim} *({s.source})*",
+            _shortened(s.measured, file),
+            f"**{s.verdict}**" if s.verdict != "agrees" else s.verdict,
+            _shortened(s.why, file),
+        )
         for s in statements
     ]
     lines = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in (head, *rows)]
     return "\n".join([lines[0], "|" + " --- |" * len(head), *lines[1:]])
+
+
+def _shortened(text: str, file: str) -> str:
+    """Whole sentences, or parts of one, as long as a cell may be; the page of the experiment has them all."""
+    more = f" [more]({file})"
+    if len(text) < LONGEST:
+        return text
+    ends = [match.end() for match in re.finditer(r"[.;:](?= )", text) if match.end() + len(more) < LONGEST]
+    sentences = [end for end in ends if text[end - 1] == "."]
+    end = max(sentences or ends)
+    return text[: end - (text[end - 1] != ".")] + ("" if text[end - 1] == "." else " …") + more
 
 
 def _told(statement: Statement) -> str:

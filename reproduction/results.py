@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 
 from dpmerge.errors import InvalidInputError
+from reproduction.experiments import EXPERIMENTS
+from reproduction.presets import LARGER
 
 SCHEMA = "dpmerge/reproduction/v1"
 
@@ -38,6 +40,12 @@ class Results:
     numbers: dict[str, Any]  # lists and numbers; see each experiment
     versions: dict[str, str]
     timings: dict[str, float]  # seconds
+
+    @property
+    def name(self) -> str:
+        """Of its folder and files: a larger preset stands beside the usual one where the two differ."""
+        beside = self.preset in LARGER and "cifar10" in EXPERIMENTS.get(self.experiment, ())
+        return f"{self.experiment}-{self.preset}" if beside else self.experiment
 
     def document(self) -> dict[str, Any]:
         named = {name: getattr(self, name) for name in self.__dataclass_fields__}

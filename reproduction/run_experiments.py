@@ -22,7 +22,7 @@ from dpmerge.report.plots import Table
 from dpmerge.report.whole_files import write_whole
 from reproduction.experiments import EXPERIMENTS, Experiment, chosen, experiment
 from reproduction.pages import FOLDER, OVERVIEW, overview, page
-from reproduction.presets import PRESETS, Preset
+from reproduction.presets import LARGER, PRESETS, Preset
 from reproduction.results import Results, versions
 from reproduction.run_store import ImageSource, RunStore
 
@@ -36,6 +36,24 @@ def preset_named(name: str) -> Preset:
     return PRESETS[name]
 
 
+PAPER_HOURS = 49
+"""Hours of two cores for one repetition of CIFAR-10 at the paper's size: 100 epochs of pretraining and four runs of 20
+steps, on 25,000 images each, some 40 and 120 milliseconds an image."""
+
+
+def days_of_training(names: Sequence[str], preset: Preset, only: str | None = None) -> str | None:
+    """What the paper's size would take where there is no GPU; None where it would not."""
+    import torch
+
+    trained = [name for name in chosen(names, only) if "cifar10" in EXPERIMENTS[name] and only != "mnist"]
+    if preset.name != "paper" or not trained or torch.cuda.is_available():
+        return None
+    return (
+        f"No GPU was found. CIFAR-10 at the paper's size takes about {PAPER_HOURS} hours a repetition on two cores, "
+        f"{preset.cifar.seeds} repetitions, in {', '.join(trained)}."
+    )
+
+
 def run(
     names: Sequence[str],
     folder: Path,
@@ -43,12 +61,16 @@ def run(
     preset: Preset,
     images: ImageSource,
     seed: int = 42,
+    only: str | None = None,
     tell: Callable[[str], object] = lambda _: None,
 ) -> Iterator[Results]:
-    """Measure, write down and hand out each experiment in turn; the page about all that are there grows with them."""
-    wanted = chosen(names)
+    """Measure, write down and hand out each experiment in turn; the page about all that are there grows with them.
+
+    With `only`, experiments on several data sets are made on that one alone.
+    """
+    wanted = chosen(names, only)
     home = made_folder(folder / FOLDER)
-    store = RunStore(made_folder(home / RUNS), preset, images, seed, tell)
+    store = RunStore(made_folder(home / RUNS), preset, images, seed, tell, only)
     with _alone(store.folder):
         for name in wanted:
             results = _written(measured(name, store), home)
@@ -59,15 +81,22 @@ def run(
 def redraw(names: Sequence[str], folder: Path, *, kinds: Sequence[str] = ("png",)) -> Iterator[Results]:
     """Pictures, of these kinds, and pages again, from results that are there; nothing is trained or measured."""
     home = folder / FOLDER
-    wanted = chosen(names)
-    if "all" in names:
-        wanted = [name for name in wanted if (home / name / f"{name}.json").is_file()]
+    wanted = [file for name in chosen(names) for file in _results_files(home, name)]
+    if "all" not in names:
+        found = {file.parent.name for file in wanted}
+        wanted += [home / name / f"{name}.json" for name in chosen(names) if name not in found]  # said to be missing
     if not wanted:
         raise InvalidInputError("output", str(folder), "a folder in which `python -m reproduction` has written results")
-    for name in wanted:
-        results = _written(Results.read(home / name / f"{name}.json"), home, kinds)
+    for file in wanted:
+        results = _written(Results.read(file), home, kinds)
         _write_overview(folder)
         yield results
+
+
+def _results_files(home: Path, name: str) -> list[Path]:
+    """Of one experiment: by the usual preset, and by larger ones."""
+    names = [name, *(f"{name}-{preset}" for preset in LARGER)]
+    return [file for each in names if (file := home / each / f"{each}.json").is_file()]
 
 
 def measured(name: str, store: RunStore) -> Results:
@@ -92,16 +121,16 @@ def measured(name: str, store: RunStore) -> Results:
 
 
 def _written(results: Results, home: Path, kinds: Sequence[str] = ("png",)) -> Results:
-    name, made = results.experiment, experiment(results.experiment)
+    name, made = results.name, experiment(results.experiment)
     place = made_folder(home / name)
     write_whole(place / f"{name}.json", _json(results))
     drawings, statements = made.drawings(results.numbers), made.statements(results.numbers)
     write_plot_pictures(drawings, place, kinds)
     rows = [(s.verdict, f"{s.claim} ({s.source})", s.measured, s.why) for s in statements]
     table = Table(heading="What was found", head=("agrees?", "claim", "measured", "why"), rows=rows)
-    subtitle = f"python -m reproduction {name}: preset {results.preset}, seed {results.seed}"
+    subtitle = f"python -m reproduction {results.experiment}: preset {results.preset}, seed {results.seed}"
     write_plot_page(made.TITLE, subtitle, (), drawings, (table,), place / f"{name}.html")
-    write_whole(place / f"{name}.md", page(name, results, made).encode())
+    write_whole(place / f"{name}.md", page(results, made).encode())
     return results
 
 
@@ -116,13 +145,12 @@ def _json(results: Results) -> bytes:
 
 def _write_overview(folder: Path) -> None:
     """About every experiment of which there are results, not only those of this time."""
-    found: dict[str, Results] = {}
-    made_by: dict[str, Experiment] = {}
+    found: list[tuple[Results, Experiment]] = []
     for name in EXPERIMENTS:
-        if (file := folder / FOLDER / name / f"{name}.json").is_file():
+        for file in _results_files(folder / FOLDER, name):
             with suppress(InvalidInputError):  # of another version: this one cannot tell what it says
-                found[name], made_by[name] = Results.read(file), experiment(name)
-    write_whole(folder / OVERVIEW, overview(found, made_by).encode())
+                found.append((Results.read(file), experiment(name)))
+    write_whole(folder / OVERVIEW, overview(found).encode())
 
 
 def made_folder(folder: Path) -> Path:

@@ -47,6 +47,7 @@ class RunStore:
     images: ImageSource
     seed: int = 42
     tell: Callable[[str], object] = lambda _: None
+    only: str | None = None  # the one data set that is used, of those of an experiment
     timings: dict[str, float] = field(default_factory=dict)  # seconds, by what took them
     seeds: dict[str, int] = field(default_factory=dict)  # of the noise of every run used, by its name
 
@@ -66,6 +67,14 @@ class RunStore:
         self.timings["pretraining, this time"] = time.perf_counter() - begun
         self.tell(f"CIFAR-10: pretrained model ready after {time.perf_counter() - begun:.1f} s")
         return task
+
+    def data_sets(self, *names: str) -> list[str]:
+        """Of these the ones that are used."""
+        return [name for name in names if self.only in (None, name)]
+
+    def task(self, name: str) -> Task:
+        """What is trained on a data set, by its name."""
+        return {"mnist": lambda: self.mnist, "cifar10": lambda: self.cifar10}[name]()
 
     def portfolio(self, task: Task, name: str, setups: Mapping[str, Setup], *, repeat: int = 0) -> Portfolio:
         """Runs trained with these setups, or found as they were trained before.

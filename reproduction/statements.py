@@ -1,18 +1,19 @@
 """What was found, in words computed from the numbers: a claim, what was measured, whether it agrees, and why.
 
-Guarantees: a difference is called one only if it is larger than the noise of the repetitions allows for.
+Guarantees: a difference is called one only if it is larger than the noise of the repetitions allows for; where none is
+seen at another size than the paper's, or in one repetition, the claim is called not tested.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-Verdict = Literal["agrees", "agrees in part", "disagrees", "within noise"]
+Verdict = Literal["agrees", "agrees in part", "disagrees", "within noise", "not tested at this size"]
 
 CONFIDENCE = 0.95
 
@@ -50,7 +51,13 @@ class Difference:
         return "lower" if self.mean < -self.margin else "within noise"
 
     def __str__(self) -> str:
-        """In percentage points, as accuracies are compared."""
+        """In percentage points, as accuracies are compared.
+
+        >>> print(Difference(0.004, 0.001), Difference(0.004, np.inf), sep="; ")
+        +0.40 ± 0.10 points; +0.40 points (once)
+        """
+        if np.isinf(self.margin):
+            return f"{100 * self.mean:+.2f} points (once)"
         return f"{100 * self.mean:+.2f} ± {100 * self.margin:.2f} points"
 
 
@@ -79,3 +86,13 @@ def all_hold(conditions: Sequence[bool] | npt.NDArray[np.bool_]) -> Verdict:
     """Agrees where all hold, in part where some do."""
     found = np.asarray(conditions, dtype=bool)
     return "agrees" if found.all() else "agrees in part" if found.any() else "disagrees"
+
+
+def told_at_size(statements: Sequence[Statement], *, papers: bool, repetitions: int) -> list[Statement]:
+    """The same, but nothing seen at another size than the paper's, or in one repetition, is no finding."""
+    if papers and repetitions > 1:
+        return list(statements)
+    return [
+        replace(each, verdict="not tested at this size") if each.verdict == "within noise" else each
+        for each in statements
+    ]

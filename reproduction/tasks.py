@@ -26,7 +26,7 @@ from dpmerge.training import bound_features
 from reproduction.images import Bytes, Images
 from reproduction.presets import CifarScale, MnistScale
 from reproduction.resnet import ResNet18
-from reproduction.training import Task
+from reproduction.training import Task, placed, training_device
 
 PROBE_CLIP_NORM = 1.4143
 """√2 is the largest norm of a softmax gradient on features of norm 1: clipping never acts."""
@@ -97,7 +97,12 @@ def cifar_task(images: Images, scale: CifarScale, folder: Path, seed: int, progr
         evaluators=(_accuracy(scale, shown[::2], labels[::2]), _accuracy(scale, shown[1::2], labels[1::2])),
         start="public",
         physical_batch=scale.physical_batch,
+        workers=scale.workers if torch.cuda.is_available() else 0,
+        papers_size=all(getattr(scale, name) == getattr(CifarScale(), name) for name in _SIZES),
     )
+
+
+_SIZES = ("width", "pretraining", "records", "tests", "epochs", "augmented")
 
 
 def _described(scale: CifarScale) -> str:
@@ -127,13 +132,13 @@ def pretrain(
 
     The order of an epoch depends on the seed and its number only, so that going on changes nothing.
     """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = training_device()
     partly = file.with_name(f"{file.stem}-unfinished{file.suffix}")
     if file.exists():
         return
     file.parent.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(seed)
-    network = ResNet18(scale.width).to(device)
+    network = placed(ResNet18(scale.width), device)
     done = 0
     if partly.exists():
         with safetensors.safe_open(partly, framework="pt") as kept:
@@ -172,10 +177,10 @@ def _augmented(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor
 
 
 def _accuracy(scale: CifarScale, images: torch.Tensor, labels: torch.Tensor) -> Evaluator:
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = training_device()
 
     def score(network: nn.Module) -> float:
-        network.to(device)
+        placed(network, device)
         right = 0
         for place in range(0, len(labels), 250):
             part = slice(place, place + 250)

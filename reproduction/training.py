@@ -46,6 +46,8 @@ class Task:
     physical_batch: int | None = None  # None: one linear layer, clipped without ever making its gradients
     feature_bound: float | None = None  # of the input of one linear layer, for hidden_state
     who: str = "python -m reproduction"  # vouches for its runs
+    workers: int = 0  # processes that fetch records
+    papers_size: bool = True  # network and images are as many as in the paper
 
     @property
     def records(self) -> int:
@@ -104,14 +106,14 @@ def _seconds(directory: Path) -> float | None:
 
 
 def _train(task: Task, setup: Setup, directory: Path, noise_seed: int, progress: Progressed) -> None:
-    device = torch.device("cuda" if torch.cuda.is_available() and task.physical_batch else "cpu")
+    device = training_device()
     model = task.model().to(device)
     ghost = task.physical_batch is None
     made = PrivacyEngine().make_private(
         module=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=setup.rates[0]),
         criterion=nn.CrossEntropyLoss(),
-        data_loader=DataLoader(task.private, batch_size=setup.batch or task.records),
+        data_loader=DataLoader(task.private, batch_size=setup.batch or task.records, num_workers=task.workers),
         noise_multiplier=setup.noise_multiplier,
         max_grad_norm=setup.clip_norm,
         grad_sample_mode="ghost" if ghost else "hooks",
@@ -138,26 +140,28 @@ def _train(task: Task, setup: Setup, directory: Path, noise_seed: int, progress:
         noise_seed=noise_seed,
         who=task.who,
     ) as recorder:
-        for features, labels in _batches(task, setup, loader, optimizer):
+        for features, labels in _batches(task, setup, loader, optimizer, device):
             for group in optimizer.param_groups:
                 group["lr"] = setup.rates[min(recorder.steps, len(setup.rates) - 1)]
             optimizer.zero_grad()
             criterion(private(features.to(device)), labels.to(device)).backward()
             optimizer.step()
             progress(recorder.steps, len(setup.rates))
+            if recorder.steps == len(setup.rates):  # within an epoch, where fewer steps were asked for
+                break
 
 
 def _batches(
-    task: Task, setup: Setup, loader: DataLoader[Any], optimizer: Any
+    task: Task, setup: Setup, loader: DataLoader[Any], optimizer: Any, device: torch.device
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Physical batches, of which the optimizer takes steps when they are whole."""
+    """Physical batches, of which the optimizer takes steps when they are whole: for as many steps as rates, or more."""
     if setup.batch is None and task.physical_batch is None:
-        features, labels = task.private.tensors  # what the loader would collate, record by record
+        # What the loader would collate, record by record; moved to the device once.
+        features, labels = (tensor.to(device) for tensor in task.private.tensors)
         for _ in setup.rates:
             yield features, labels
         return
-    epochs = len(setup.rates) // len(loader)
-    assert epochs * len(loader) == len(setup.rates), "whole epochs"
+    epochs = math.ceil(len(setup.rates) / len(loader))
     if task.physical_batch is None:
         for _ in range(epochs):
             yield from loader
@@ -167,6 +171,29 @@ def _batches(
     ) as split:
         for _ in range(epochs):
             yield from split
+
+
+def training_device() -> torch.device:
+    """A GPU where there is one, with its faster matrix products: of 10 bits, clipped and noised like any others."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    torch.backends.cuda.matmul.allow_tf32 = True
+    torch.backends.cudnn.allow_tf32 = True
+    return torch.device("cuda")
+
+
+def placed(model: nn.Module, device: torch.device) -> nn.Module:
+    """On the device, its convolutions laid out as the device reads them.
+
+    For pretraining and scoring only: with channels last Opacus' gradients of single records are wrong (the recorder
+    refuses them).
+    """
+    return model.to(device, memory_format=layout(device))  # type: ignore[call-overload, no-any-return]
+
+
+def layout(device: torch.device) -> torch.memory_format:
+    """Channels last on a GPU; elsewhere as it is, and as the committed results were computed."""
+    return torch.channels_last if device.type == "cuda" else torch.preserve_format
 
 
 @contextmanager

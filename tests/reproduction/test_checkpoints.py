@@ -39,7 +39,12 @@ def statement(task: Numbers, part: str) -> Statement:
     return found
 
 
-SETTINGS = {"mnist": (0.5, 1 / 13, [13, 26, 39], [1, 2, 3]), "cifar10": (0.6, 1 / 3, [9, 12, 15], [3, 4, 5])}
+SETTINGS: dict[str, tuple[float, float, list[int], list[int] | None]] = {
+    "mnist": (0.5, 1 / 13, [13, 26, 39], [1, 2, 3]),
+    "cifar10": (0.6, 1 / 3, [9, 12, 15], [3, 4, 5]),
+    "mnist-steps": (0.5, 1 / 13, [1, 2, 3], None),
+    "cifar10-steps": (0.6, 1 / 3, [3, 4, 5], None),
+}
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -47,7 +52,7 @@ def test_costs_are_those_of_dp_accounting(numbers: Numbers, name: str) -> None:
     noise, rate, steps, epochs = SETTINGS[name]
     found = numbers["tasks"][name]
     assert found["steps"] == steps
-    assert found["epochs"] == epochs
+    assert found.get("epochs") == epochs
     one = privacy_loss_distribution.from_gaussian_mechanism(
         noise, sampling_prob=rate, value_discretization_interval=1e-3
     )
@@ -67,7 +72,7 @@ def test_costs_are_those_of_dp_accounting(numbers: Numbers, name: str) -> None:
 @pytest.mark.parametrize("name", SETTINGS)
 def test_an_average_costs_its_latest_checkpoint(numbers: Numbers, name: str) -> None:
     found = numbers["tasks"][name]
-    rows = lattice(3, 10 if name == "mnist" else 2)
+    rows = lattice(3, 10 if "mnist" in name else 2)
     latest = [np.flatnonzero(row)[-1] for row in rows]
     assert found["mixtures"][COMBINED] == pytest.approx(values(found["epsilons"]["pld"])[latest], rel=1e-9)
     assert found["latest"]["largest difference"] <= 1e-9
@@ -131,17 +136,50 @@ def test_the_reason_why_averages_do_not_help_is_given_only_while_a_run_improves(
 
 def test_statements_and_drawings_cover_both_data_sets(numbers: Numbers) -> None:
     found = checkpoints.statements(numbers)
-    assert len(found) == 8
-    assert sum("(cifar10)" in s.source for s in found) == sum("(mnist)" in s.source for s in found) == 4
-    [panels] = checkpoints.drawings(numbers)
-    assert isinstance(panels, Panels)
-    drawings = panels.plots
-    assert [d.name for d in drawings] == ["checkpoints-mnist", "checkpoints-cifar10"]
-    for drawing, task in zip(drawings, numbers["tasks"].values(), strict=True):
-        assert drawing.note == task["described"]
-        assert not any(s.dashed for s in drawing.series)
-        assert drawing.series[-1].x == pytest.approx(task["epsilons"]["pld"])
-    assert "width 4 (not 64)" in drawings[1].note
+    assert len(found) == 16
+    for name in ("mnist", "cifar10", "mnist-steps", "cifar10-steps"):
+        assert sum(f"({name})" in s.source for s in found) == 4
+    drawings = checkpoints.drawings(numbers)
+    assert [drawing.name for drawing in drawings] == ["checkpoints-epochs", "checkpoints-steps"]
+    for panels, ending in zip(drawings, ("", "-steps"), strict=True):
+        assert isinstance(panels, Panels)
+        drawn = [(name + ending, how) for name in ("mnist", "cifar10") for how in ("held_out", "in_sample")]
+        assert [plot.name for plot in panels.plots] == [f"checkpoints-{name}-{how}" for name, how in drawn]
+        for plot, (name, how) in zip(panels.plots, drawn, strict=True):
+            task = numbers["tasks"][name]
+            assert plot.note == task["described"]
+            assert not any(s.dashed for s in plot.series)
+            assert plot.series[-1].x == pytest.approx(task["epsilons"]["pld"])
+            curve = {s.name: s.y for s in plot.series}["random selection, PLD"]
+            assert curve == pytest.approx(values(task["curves"][SELECT_PLD][how]).mean(axis=0), nan_ok=True)
+        assert "width 4 (not 64)" in panels.plots[-1].note
+
+
+def test_the_papers_steps_are_read_both_ways(numbers: Numbers, store: RunStore) -> None:
+    """Of thirteen and three batches an epoch."""
+    kept = {name: (task["steps"], task.get("epochs")) for name, task in numbers["tasks"].items()}
+    assert kept == {
+        "mnist": ([13, 26, 39], [1, 2, 3]),
+        "mnist-steps": ([1, 2, 3], None),
+        "cifar10": ([9, 12, 15], [3, 4, 5]),
+        "cifar10-steps": ([3, 4, 5], None),
+    }
+    for name in ("mnist", "cifar10"):
+        fewer, more = (values(numbers["tasks"][each]["epsilons"]["pld"]) for each in (f"{name}-steps", name))
+        assert (fewer < more).all()
+    assert "read as epochs" in checkpoints.settings(store)["the paper's steps"]
+    words = " ".join(s.measured for s in checkpoints.statements(numbers))
+    assert "epoch 3 ε" in words
+    assert "step 3 ε" in words
+
+
+def test_nothing_seen_at_another_size_is_not_tested(mnist: Numbers) -> None:
+    mnist["average"]["best"] = mnist["average"]["equal"] = mnist["average"]["last"]
+    assert statement(mnist, "Averaging").verdict == "within noise"
+    mnist["papers_size"] = False
+    assert statement(mnist, "Averaging").verdict == "not tested at this size"
+    mnist["average"]["best"] = (values(mnist["average"]["last"]) + 0.05).tolist()
+    assert statement(mnist, "Averaging").verdict == "agrees", "what is seen is seen at any size"
 
 
 def test_the_setups_of_checkpoints_are_the_papers(store: RunStore) -> None:

@@ -19,7 +19,7 @@ from torch.nn import functional
 from dpmerge import Portfolio
 from dpmerge.accounting import DEFAULT_ORDERS
 from dpmerge.portfolio.manifest import Manifest
-from dpmerge.report.plots import Plot, values
+from dpmerge.report.plots import Panels, values
 from oracle import gaussian_mp
 from reproduction import cifar10, tasks
 from reproduction.pareto import ASSUMED_PLD, ASSUMED_RDP, PROVED, SELECT_PLD, SELECT_RDP
@@ -438,8 +438,9 @@ def _slope(numbers: Numbers, slope: float, dent: float = 0.0) -> None:
         curve["held_out"] = drawn.tolist()
 
 
-def _merge(numbers: Numbers, gain: float) -> None:
-    numbers["best"]["merge"] = [score + gain for score in numbers["best"]["model"]]
+def _merge(numbers: Numbers, gain: float, *, in_sample: bool = False) -> None:
+    best = numbers["best"]["in_sample"] if in_sample else numbers["best"]
+    best["merge"] = [score + gain for score in best["model"]]
 
 
 def _tuned(numbers: Numbers, *gains: float, noise: float = 0.001) -> None:
@@ -470,10 +471,15 @@ FLIPS: dict[str, dict[str, Callable[[Numbers], None]]] = {
         "disagrees": lambda numbers: _slope(numbers, -0.3),
         "within noise": lambda numbers: _slope(numbers, 0.0),
     },
-    "A merged model": {
+    "measured on the other": {
         "agrees": lambda numbers: _merge(numbers, 0.05),
         "disagrees": lambda numbers: _merge(numbers, -0.05),
         "within noise": lambda numbers: _merge(numbers, 0.0),
+    },
+    "measured on the same images": {
+        "agrees": lambda numbers: _merge(numbers, 0.05, in_sample=True),
+        "disagrees": lambda numbers: _merge(numbers, -0.05, in_sample=True),
+        "within noise": lambda numbers: _merge(numbers, 0.0, in_sample=True),
     },
     "Fine-tuning": {
         "agrees": lambda numbers: _tuned(numbers, 0.02, 0.02, 0.1, 0.02),
@@ -486,9 +492,29 @@ FLIPS: dict[str, dict[str, Callable[[Numbers], None]]] = {
 
 @pytest.mark.parametrize(("part", "expected"), [(part, expected) for part in FLIPS for expected in FLIPS[part]])
 def test_verdicts_are_decided_by_the_numbers(numbers: Numbers, part: str, expected: str) -> None:
-    other = copy.deepcopy(numbers)
+    other = {**copy.deepcopy(numbers), "papers_size": True}
     FLIPS[part][expected](other)
     assert statement(other, part).verdict == expected
+    smaller = "not tested at this size" if expected == "within noise" else expected
+    assert statement({**other, "papers_size": False}, part).verdict == smaller
+
+
+def test_one_repetition_of_the_papers_size_tests_nothing_and_is_not_given_an_infinite_error(numbers: Numbers) -> None:
+    once = {**copy.deepcopy(numbers), "papers_size": True}
+    once["accuracies"] = once["accuracies"][:1]
+    for curve in once["curves"].values():
+        curve.update({how: rows[:1] for how, rows in curve.items()})
+    for best in (once["best"], once["best"]["in_sample"]):
+        best.update({key: rows[:1] for key, rows in best.items() if isinstance(rows, list)})
+    found = cifar10.statements(once)
+    assert [s.verdict for s in found] == ["agrees"] + ["not tested at this size"] * 6
+    assert not any("inf" in s.measured for s in found)
+    assert all("points (once)" in s.measured for s in found[1:])
+    [panels] = cifar10.drawings(once)
+    assert isinstance(panels, Panels)
+    assert "one repetition:" in panels.words
+    assert "confidence" not in panels.words
+    assert all(series.error is None for plot in panels.plots for series in plot.series)
 
 
 def test_every_statement_on_cifar10_has_a_case_in_which_it_fails(numbers: Numbers) -> None:
@@ -496,6 +522,7 @@ def test_every_statement_on_cifar10_has_a_case_in_which_it_fails(numbers: Number
     assert len(found) == len(FLIPS)
     assert len({statement(numbers, part).claim for part in FLIPS}) == len(FLIPS)
     assert [s.source for s in found].count("paper, CIFAR-10 frontiers") == 4
+    assert [s.source for s in found].count("paper, CIFAR-10 frontiers, held out") == 1
 
 
 def test_the_statement_on_fine_tuning_lists_the_gain_of_every_model(numbers: Numbers) -> None:
@@ -511,10 +538,17 @@ def test_the_statement_on_fine_tuning_lists_the_gain_of_every_model(numbers: Num
 
 
 def test_the_drawing_of_cifar10_shows_what_was_measured(store: RunStore, numbers: Numbers) -> None:
-    [plot] = cifar10.drawings(numbers)
-    assert isinstance(plot, Plot)
-    assert plot.name == "cifar10-frontier"
-    assert plot.note == numbers["task"] == store.cifar10.described
+    [panels] = cifar10.drawings(numbers)
+    assert isinstance(panels, Panels)
+    assert panels.name == "cifar10-frontier"
+    assert panels.note == numbers["task"] == store.cifar10.described
+    held_out, in_sample = panels.plots
+    assert [(s.name, s.colour, s.dashed, s.dotted) for s in in_sample.series] == [
+        (s.name, s.colour, s.dashed, s.dotted) for s in held_out.series
+    ]
+    for series, key in zip(in_sample.series, (SELECT_RDP, SELECT_PLD, ASSUMED_RDP, ASSUMED_PLD), strict=False):
+        assert series.y == pytest.approx(values(numbers["curves"][key]["in_sample"]).mean(axis=0), nan_ok=True)
+    plot = held_out
     assert "width 4 (not 64)" in plot.note
     assert [s.dashed for s in plot.series] == ["(assumed)" in s.name for s in plot.series]
     drawn = {s.name: s for s in plot.series}
@@ -525,7 +559,7 @@ def test_the_drawing_of_cifar10_shows_what_was_measured(store: RunStore, numbers
     assert assumed.y == pytest.approx(expected, nan_ok=True)
     assert plot.series[-1].x == pytest.approx(numbers["model_epsilons"]["pld"])
     assert plot.series[-1].y == pytest.approx(values(numbers["accuracies"]).mean(axis=(0, 2)))
-    assert "not proved here" in plot.words
+    assert "not proved here" in panels.words
 
 
 def test_the_note_says_what_is_not_the_papers_size(splits: Splits, numbers: Numbers) -> None:

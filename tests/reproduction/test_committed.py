@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from reproduction.experiments import EXPERIMENTS, experiment
-from reproduction.pages import FOLDER, OVERVIEW, overview, page
+from reproduction.pages import FOLDER, LONGEST, OVERVIEW, overview, page
 from reproduction.presets import PRESETS
 from reproduction.results import Results
 from reproduction.statements import Statement
 
 DOCS = Path(__file__).parents[2] / "docs"
 
-FOUND = {name: Results.read(DOCS / FOLDER / name / f"{name}.json") for name in EXPERIMENTS}
+MEDIUM = "cifar10-medium"
+
+FOUND = {name: Results.read(DOCS / FOLDER / name / f"{name}.json") for name in (*EXPERIMENTS, MEDIUM)}
 
 
 def about(name: str, words: str) -> list[Statement]:
@@ -23,22 +26,33 @@ def about(name: str, words: str) -> list[Statement]:
     return found
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("name", FOUND)
 def test_the_committed_pages_are_those_made_of_the_committed_numbers(name: str) -> None:
     folder, results = DOCS / FOLDER / name, FOUND[name]
-    assert (folder / f"{name}.md").read_text() == page(name, results, experiment(name))
-    drawn = {f"{drawing.name}.png" for drawing in experiment(name).drawings(results.numbers)}
+    made = experiment(results.experiment)
+    assert (folder / f"{name}.md").read_text() == page(results, made)
+    drawn = {f"{drawing.name}.png" for drawing in made.drawings(results.numbers)}
     assert {path.name for path in folder.glob("*.png")} == drawn
-    assert (results.experiment, results.preset, results.seed) == (name, "small", 42)
+    assert (results.name, results.preset, results.seed) == (name, "medium" if name == MEDIUM else "small", 42)
 
 
 def test_the_committed_overview_is_that_made_of_the_committed_numbers() -> None:
-    assert (DOCS / OVERVIEW).read_text() == overview(FOUND, {name: experiment(name) for name in EXPERIMENTS})
+    order = sorted(FOUND.values(), key=lambda results: list(EXPERIMENTS).index(results.experiment))
+    assert (DOCS / OVERVIEW).read_text() == overview([(each, experiment(each.experiment)) for each in order])
+
+
+def test_no_cell_of_the_committed_overview_is_too_long_to_be_read_across() -> None:
+    rows = [line for line in (DOCS / OVERVIEW).read_text().splitlines() if line.startswith("|")]
+    cells = [cell.strip() for row in rows for cell in re.split(r"(?<!\\)\|", row)]
+    assert len(cells) > 300
+    assert max(map(len, cells)) < LONGEST
 
 
 def test_the_committed_settings_are_those_of_the_small_preset() -> None:
     document = PRESETS["small"].document()
     assert FOUND["cifar10"].settings["scale"] == document["cifar"]
+    assert FOUND["cifar10"].settings["scale"]["tests"] == 10_000
+    assert FOUND[MEDIUM].settings["scale"] == PRESETS["medium"].document()["cifar"]
     for name in ("ladder", "probe"):
         assert FOUND[name].settings["preset"] == document
     assert FOUND["ladder"].numbers["mnist"]["records"] == 60_000

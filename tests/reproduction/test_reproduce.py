@@ -6,6 +6,7 @@ import fcntl
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ import pytest
 from typer.testing import CliRunner
 
 from dpmerge.errors import CheckpointError
-from reproduction import presets, training
+from reproduction import pages, presets, training
 from reproduction.__main__ import experiments_app
 from reproduction.experiments import EXPERIMENTS, experiment
 from reproduction.images import Images
 from reproduction.results import Results
+from reproduction.run_experiments import days_of_training
 from reproduction.run_store import RunStore
 from tiny_experiments import TINY, TinyImages
 
@@ -127,6 +129,10 @@ def test_an_interrupted_experiment_goes_on_where_it_stopped(tmp_path: Path, monk
         (["mean", "--seed", "-1"], "seed: got -1; accepted: an integer from 0 to 4294967295"),
         (["mnist", "--data", "nowhere"], "data: got 'nowhere'; accepted: a folder that exists"),
         (["mean", "--redraw", "-o", "nowhere"], "results: got"),
+        (["mean", "--only", "mnist"], "experiment: got 'mean'; accepted: with --only mnist: mnist, checkpoints,"),
+        (["all", "--only", "imagenet"], "only: got 'imagenet'; accepted: mnist, cifar10"),
+        (["all", "--only", "mnist", "--redraw"], "only: got 'mnist'; accepted: no --only with --redraw"),
+        (["ladder", "--preset", "paper"], "about 49 hours a repetition on two cores, 3 repetitions, in ladder;"),
     ],
 )
 def test_wrong_input_is_refused_in_one_line(
@@ -138,6 +144,77 @@ def test_wrong_input_is_refused_in_one_line(
     assert len(result.stderr.strip().splitlines()) == 1
     assert told in result.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_only_one_data_set_is_asked_for_and_none_of_the_other_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unwanted(_: object) -> Images:
+        raise AssertionError("CIFAR-10 was read")
+
+    monkeypatch.setattr(TinyImages, "cifar10", unwanted)
+    result = run("checkpoints", "--only", "mnist", "-o", str(tmp_path), "--preset", "tiny")
+    assert result.exit_code == 0, result.output
+    found = Results.read(tmp_path / "reproduction" / "checkpoints" / "checkpoints.json")
+    assert list(found.numbers["tasks"]) == ["mnist", "mnist-steps"]
+    assert "cifar10" not in found.settings
+    assert "CIFAR-10" not in (tmp_path / "reproduction" / "checkpoints" / "checkpoints.md").read_text()
+
+
+def test_the_papers_size_without_a_gpu_is_begun_only_if_somebody_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    paper = presets.PRESETS["paper"]
+    told = days_of_training(["cifar10"], paper)
+    assert told is not None
+    assert told.startswith("No GPU was found. CIFAR-10 at the paper's size takes about 49 hours")
+    assert days_of_training(["mnist"], paper) is None
+    assert days_of_training(["ladder"], paper, "mnist") is None
+    assert days_of_training(["cifar10"], presets.PRESETS["medium"]) is None
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert days_of_training(["cifar10"], paper) is None
+
+
+@pytest.mark.parametrize(("answer", "begun"), [("y", True), ("n", False)])
+def test_somebody_at_a_terminal_is_asked_before_days_of_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, begun: bool
+) -> None:
+    asked, ran = list[str](), list[str]()
+    monkeypatch.setattr("reproduction.__main__._at_a_terminal", lambda: True)
+    monkeypatch.setattr("typer.confirm", lambda question, **_: asked.append(question) or answer == "y")
+    monkeypatch.setattr("reproduction.run_experiments.run", lambda names, *_, **__: ran.extend(names) or iter(()))
+    result = run("cifar10", "--preset", "paper", "-o", str(tmp_path))
+    assert "49 hours" in asked[0]
+    assert ran == (["cifar10"] if begun else [])
+    assert result.exit_code == (0 if begun else 2)
+    assert run("cifar10", "--preset", "paper", "--yes", "-o", str(tmp_path)).exit_code == 0
+    assert len(asked) == 1, "with --yes nobody is asked"
+
+
+def test_a_larger_preset_stands_beside_the_usual_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("small", "medium"):
+        monkeypatch.setitem(presets.PRESETS, name, replace(TINY, name=name))
+    for preset in ("small", "medium"):
+        assert run("cifar10", "-o", str(tmp_path), "--preset", preset).exit_code == 0
+    folders = {path.parent.name for path in tmp_path.rglob("cifar10*.json")}
+    assert folders == {"cifar10", "cifar10-medium"}
+    text = (tmp_path / "reproduction.md").read_text()
+    assert "## CIFAR-10: fine-tuning a pretrained ResNet18\n" in text
+    assert "## CIFAR-10: fine-tuning a pretrained ResNet18, preset medium\n" in text
+    assert "[cifar10-medium](reproduction/cifar10-medium/cifar10-medium.md)" in text
+    before = {path: path.read_bytes() for path in tmp_path.rglob("cifar10*") if path.suffix in (".md", ".html")}
+    for path in before:
+        path.unlink()
+    assert run("cifar10", "-o", str(tmp_path), "--redraw").exit_code == 0
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_long_cells_are_cut_at_the_end_of_a_sentence() -> None:
+    cut = pages._shortened(f"{'a' * 100}. {'b' * 100}; {'c' * 200}.", "there.md")
+    assert cut == f"{'a' * 100}. [more](there.md)"
+    assert (
+        pages._shortened(f"{'a' * 100}; {'b' * 100}; {'c' * 200}.", "x.md")
+        == f"{'a' * 100}; {'b' * 100} … [more](x.md)"
+    )
+    assert pages._shortened("a" * 299, "x.md") == "a" * 299
 
 
 def test_an_output_that_is_a_file_is_refused(tmp_path: Path) -> None:

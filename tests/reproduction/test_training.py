@@ -16,8 +16,11 @@ from torch.utils.data import TensorDataset
 from dpmerge import Portfolio
 from dpmerge.errors import NoGuaranteeError
 from dpmerge.portfolio.manifest import MANIFEST_NAME, Manifest
+from reproduction import training
 from reproduction.run_store import RunStore
+from reproduction.tasks import cifar_task
 from reproduction.training import SECONDS_NAME, Setup, Task, steps_per_epoch, train, warm_up_and_decay
+from tiny_experiments import TINY, TinyImages
 
 RATES = (1.0, 2.0, 0.5, 0.25)
 SILENT = 1e-9
@@ -195,7 +198,45 @@ def test_poisson_batches_take_exactly_the_steps_asked_for(
     assert run.mechanism.rates == pytest.approx(0.1 / int(800 / 13), rel=0.02)  # type: ignore[attr-defined]
 
 
-def test_steps_that_are_no_whole_epochs_are_refused(store: RunStore, tmp_path: Path) -> None:
-    setup = Setup(clip_norm=2.0, noise_multiplier=1.0, rates=(0.1,) * 12, batch=64)
-    with pytest.raises(AssertionError, match="whole epochs"):
-        train(store.mnist, setup, tmp_path / "run", noise_seed=1)
+@pytest.mark.parametrize("physical_batch", [None, 32])
+@pytest.mark.parametrize("steps", [3, 15])
+def test_steps_that_are_no_whole_epochs_are_taken_and_no_more(
+    store: RunStore, tmp_path: Path, steps: int, physical_batch: int | None
+) -> None:
+    """Of an epoch of thirteen batches."""
+    setup = Setup(clip_norm=2.0, noise_multiplier=1.0, rates=(0.1,) * steps, keep=(1, 2), batch=64)
+    train(replace(store.mnist, physical_batch=physical_batch), setup, tmp_path / "run", noise_seed=1)
+    manifest = Manifest.read(tmp_path / "run" / MANIFEST_NAME)
+    assert [checkpoint.step for checkpoint in manifest.checkpoints] == [1, 2, steps]
+    [run] = Portfolio.load(tmp_path).runs
+    assert run.mechanism.steps == steps
+
+
+def test_channels_last_as_on_a_gpu_changes_neither_pretraining_nor_scores_and_is_not_trained_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pretrained(folder: Path) -> tuple[Task, dict[str, torch.Tensor]]:
+        task = cifar_task(TinyImages().cifar10(), replace(TINY.cifar, epochs=1), folder, 42)
+        return task, dict(task.model().state_dict())
+
+    before, usual = pretrained(tmp_path / "usual")
+    weights = {name: tensor.numpy() for name, tensor in usual.items()}
+    scores = [score(weights) for score in before.evaluators]
+    laid = list[torch.memory_format]()
+    monkeypatch.setattr(training, "layout", lambda _: laid.append(torch.channels_last) or torch.channels_last)
+    task, last = pretrained(tmp_path / "last")
+    assert laid
+    for name, tensor in usual.items():
+        torch.testing.assert_close(last[name], tensor, rtol=1e-3, atol=1e-4)
+    assert scores == [score(weights) for score in task.evaluators]
+    asked = len(laid)
+    train(task, Setup(clip_norm=2.0, noise_multiplier=1.0, rates=(0.1,)), tmp_path / "run", noise_seed=1)
+    assert len(laid) == asked
+
+
+def test_records_that_workers_fetch_are_the_same(store: RunStore, tmp_path: Path) -> None:
+    setup = Setup(clip_norm=2.0, noise_multiplier=1.0, rates=(0.1, 0.1))
+    for name, workers in (("alone", 0), ("fetched", 1)):
+        train(replace(store.cifar10, workers=workers), setup, tmp_path / name, noise_seed=1)
+    alone, fetched = (next((tmp_path / run).glob("*.safetensors")).read_bytes() for run in ("alone", "fetched"))
+    assert alone == fetched
