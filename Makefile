@@ -70,8 +70,9 @@ soak: $(INSTALLED)  ## a million broken inputs, two hundred killed releases, cro
 	$(BIN)/python -m soak.kills
 	$(BIN)/python -m fuzz
 
-reproduce: $(INSTALLED)  ## every experiment again, into docs: about 75 minutes on two cores, and it can be interrupted
+reproduce: $(INSTALLED)  ## every experiment again, into docs: some four hours on two cores, and it can be interrupted
 	$(BIN)/python -m reproduction all -o docs
+	$(BIN)/python -m reproduction cifar10 --preset medium -o docs
 
 usefulness: $(INSTALLED)  ## is a plan at least as good as the model one had? some 25 minutes, and it can be interrupted
 	$(BIN)/python -m usefulness

@@ -20,11 +20,12 @@ FOLDER = "reproduction"
 
 _BEFORE = """# The paper's experiments, again, beside what is proved
 
-Computed by `python -m reproduction all` (docs/reference/verbs/reproduce.md); every verdict and figure below comes from
-the results files beside the pictures, none is typed in. Accuracies are means over repetitions with independent noise,
-± is half of a 95 % confidence interval over those, and *within noise* means that the repetitions cannot tell a
-difference from none. All repetitions share the test images (and, for CIFAR-10, one pretrained start): what another
-test set would change is not in the ±.
+Computed by `make reproduce` (docs/reference/verbs/reproduce.md); every verdict and figure below comes from the results
+files beside the pictures, none is typed in. Accuracies are means over repetitions with independent noise, ± is half of
+a 95 % confidence interval over those, and *within noise* means that the repetitions cannot tell a difference from none.
+Where that happens at another size than the paper's, or with one repetition, the claim is *not tested at this size*. All
+repetitions share the test images (and, for CIFAR-10, one pretrained start): what another test set would change is not
+in the ±.
 
 What to know before comparing with the paper:
 
@@ -34,9 +35,10 @@ What to know before comparing with the paper:
 - **merged_trajectory**, the paper's accounting of linear combination, is a theorem about clipped totals, as the paper
   writes its update, and not a proof for ordinary DP-SGD of two or more steps, which clips each record's gradient
   (theory 4.3 says why, the experiment `soundness` what a proof costs). Its curves are dashed.
-- The paper chooses weights by test accuracy and does not pay for it. So do its curves here, but a choice is made on
-  one half of the test images and measured on the other, so that the best of many is no luck. The planner's curves are
-  chosen without looking at any model.
+- The paper chooses weights by test accuracy and does not pay for it. So do its curves here, drawn twice: *in sample* as
+  in the paper, chosen and measured on the same test images, and *held out*, chosen on one half of them and measured on
+  the other, so that the best of many is no luck. Verdicts are held out unless they say otherwise. The planner's curves
+  are chosen without looking at any model.
 - The paper seeds all runs alike, and runs that share their noise are not independent. Here each run has a noise stream
   of its own, spawned from one seed.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ import pytest
 from scipy import stats
 
 from dpmerge.errors import TensorMismatchError
+from dpmerge.merging import gaussian_sampler
 from dpmerge.merging.engine import merge
-from dpmerge.merging.gaussian_sampler import GaussianSampler, NoiseScratch
+from dpmerge.merging.gaussian_sampler import BLOCK, PAIRS, SAMPLER, GaussianSampler, NoiseScratch
 from merging.models import FLOATS, Tensor, checkpoints, read_model, stored, tensor, tree, values_of, write_run
 
 KEY = bytes(range(32))
@@ -24,8 +26,11 @@ ONE_FILE = "step-4.safetensors"
 LEAST_P = 1e-6
 
 
-def normals(count: int, *, key: bytes | None = KEY, piece: int = 0, deviation: float = 1.0) -> npt.NDArray[np.float64]:
-    return GaussianSampler(deviation, key).draw(piece, count, NoiseScratch(count)).copy()
+def normals(
+    count: int, *, key: bytes | None = KEY, weight: str = "w", start: int = 0, deviation: float = 1.0
+) -> npt.NDArray[np.float64]:
+    GaussianSampler(deviation, key).draw(weight, start, out := np.empty(count), NoiseScratch())
+    return out
 
 
 @pytest.mark.parametrize("key", [KEY, bytes(32), b"\xff" * 32], ids=["counting", "zeros", "ones"])
@@ -40,15 +45,15 @@ def test_the_distribution_is_normal(key: bytes) -> None:
 
 
 def test_halves_pairs_and_pieces_are_independent() -> None:
-    pieces = [normals(2**18, piece=number) for number in range(3)]
-    block = 2**15
-    pairs = pieces[0].reshape(-1, 2, block)  # the two normals of a pair lie a block apart
+    weights = [normals(2**18, weight=name) for name in ("a", "b", "ab")]
+    pairs = weights[0].reshape(-1, 2, PAIRS)  # the two normals of a pair lie half a block apart
     samples = {
-        "neighbours": (pieces[0][:-1], pieces[0][1:]),
-        "even and odd": (pieces[0][::2], pieces[0][1::2]),
+        "neighbours": (weights[0][:-1], weights[0][1:]),
+        "even and odd": (weights[0][::2], weights[0][1::2]),
         "pairs": (pairs[:, 0].ravel(), pairs[:, 1].ravel()),
-        "pieces": (pieces[0], pieces[1]),
-        "shifted pieces": (pieces[1][1:], pieces[2][:-1]),
+        "weights": (weights[0], weights[1]),
+        "shifted weights": (weights[1][1:], weights[2][:-1]),
+        "blocks": (weights[0][:-BLOCK], weights[0][BLOCK:]),
     }
     for name, (one, other) in samples.items():
         for transform in (lambda x: x, np.square, np.abs, np.sign):
@@ -61,7 +66,7 @@ def test_halves_pairs_and_pieces_are_independent() -> None:
 
 
 def test_no_value_is_drawn_twice() -> None:
-    drawn = np.concatenate([normals(2**15 + 3, piece=number) for number in range(20)])
+    drawn = np.concatenate([normals(2**15 + 3, weight=f"layers.{number}") for number in range(20)])
     assert len(np.unique(drawn)) == len(drawn)
 
 
@@ -75,25 +80,102 @@ def test_any_number_of_values_can_be_drawn(count: int) -> None:
 
 
 def test_the_extreme_bits_give_finite_values() -> None:
-    scratch = NoiseScratch(64)
+    scratch = NoiseScratch()
     for pattern in (0x00, 0xFF, 0x80, 0x7F):
         scratch.random[:] = bytes([pattern]) * len(scratch.random)
-        scratch.box_muller(1.0, out := np.empty(64))
-        assert np.all(np.isfinite(out))
-        assert np.all(abs(out) < 8.58)
+        scratch.box_muller(0, PAIRS)
+        assert np.all(np.isfinite(scratch.values))
+        assert np.all(abs(scratch.values) < 8.58)
 
 
 def test_pairs_are_what_box_and_muller_make_of_their_bits() -> None:
-    scratch, pairs = NoiseScratch(2**16), 2**15
-    bits = np.random.default_rng(4).integers(0, 2**64, 2 * pairs, dtype=np.uint64)
-    scratch.random[: 8 * bits.size] = bits.tobytes()
-    out = np.empty(2 * pairs)
-    scratch.box_muller(3.0, out)
-    for place in range(0, pairs, 1000):
-        radius = mpmath.sqrt(-2 * mpmath.log(mpmath.mpf((int(bits[place]) >> 11) + 1) / 2**53))
-        angle = 2 * mpmath.pi * (int(bits[pairs + place]) >> 11) / 2**53
-        assert out[place] == pytest.approx(float(3 * radius * mpmath.cos(angle)), rel=1e-12, abs=1e-14)
-        assert out[pairs + place] == pytest.approx(float(3 * radius * mpmath.sin(angle)), rel=1e-12, abs=1e-14)
+    """To fifteen digits of each value, however small, at random bits and at all corners of the two formulas."""
+    scratch = NoiseScratch()
+    bits = np.random.default_rng(4).integers(0, 2**64, (PAIRS, 2), dtype=np.uint64)
+    corners = [0, 1, 2**11, 2**61, 2**62 - 1, 2**62, 2**62 + 2**11, 2**63 - 1, 2**63, 3 * 2**62, 2**64 - 1]
+    root_half = int(2**64 / math.sqrt(2))  # where the logarithm changes its exponent
+    firsts = [*corners, root_half - 2**12, root_half, root_half + 2**12]
+    known = [(first, second) for first in firsts for second in corners]
+    bits[: len(known)] = known
+    scratch.random[: 16 * PAIRS] = bits.tobytes()
+    scratch.box_muller(0, PAIRS)
+    with mpmath.workdps(50):
+        for place in (*range(len(known)), *range(len(known), PAIRS, 50)):
+            radius = mpmath.sqrt(-2 * mpmath.log(mpmath.mpf((int(bits[place, 0]) >> 11) + 1) / 2**53))
+            # Exact by the quarter, so that the oracle has no small cosine where there is none.
+            quarter, share = divmod(int(bits[place, 1]) >> 11, 2**51)
+            sine, cosine = (mpmath.sinpi(mpmath.mpf(part) / 2**52) for part in (share, 2**51 - share))
+            x, y = [(cosine, sine), (-sine, cosine), (-cosine, -sine), (sine, -cosine)][quarter]
+            for found, value in ((scratch.values[place], radius * x), (scratch.values[PAIRS + place], radius * y)):
+                assert abs(mpmath.mpf(float(found)) - value) <= 1e-15 * abs(value), bits[place]
+
+
+@pytest.mark.parametrize(
+    ("start", "count"),
+    [
+        (0, 5),
+        (5, 7),
+        (PAIRS - 1, 2),
+        (PAIRS, PAIRS),
+        (PAIRS + 3, 9),
+        (BLOCK - 1, 2),
+        (3, 2 * BLOCK),
+        (2 * BLOCK + 77, BLOCK),
+        (5 * BLOCK - 1, 1),
+    ],
+)
+def test_any_slice_of_a_weight_can_be_made_alone(start: int, count: int) -> None:
+    whole = normals(5 * BLOCK)
+    assert normals(count, start=start).tobytes() == whole[start : start + count].tobytes()
+
+
+def test_the_bits_of_this_version_of_the_sampler_are_these_on_every_machine() -> None:
+    """Computed from additions, products, quotients and roots: where this fails, the sampler needs another number."""
+    assert SAMPLER == "aes-256-ctr box-muller 2"
+    digest = hashlib.sha256(normals(3 * BLOCK + 1, weight="layers.0.weight").tobytes()).hexdigest()
+    assert digest == "c6c59f9ef642c0e482347e90e703416c4de0b0a6e06a585f61468d2fb2be4bab"
+
+
+def test_the_values_are_those_of_plain_python_bit_by_bit() -> None:
+    """No vector instruction, library or fused product may change the last bit; Python takes one step at a time."""
+    scratch = NoiseScratch()
+    bits = np.random.default_rng(5).integers(0, 2**64, (PAIRS, 2), dtype=np.uint64)
+    scratch.random[: 16 * PAIRS] = bits.tobytes()
+    scratch.box_muller(0, PAIRS)
+
+    def polynomial(coefficients: tuple[float, ...], at: float) -> float:
+        value = at * coefficients[-1]
+        for coefficient in coefficients[-2:0:-1]:
+            value = (value + coefficient) * at
+        return value + coefficients[0]
+
+    def quarter_sine(share: float) -> float:
+        return polynomial(gaussian_sampler._SIN, share * share) * share
+
+    for place in range(0, PAIRS, 80):
+        first, second = map(int, bits[place])
+        mantissa, exponent = math.frexp(float((first >> 11) + 1) * 2.0**-53)
+        if mantissa >= math.sqrt(0.5):
+            ratio = (mantissa - 1.0) / (mantissa + 1.0)
+        else:
+            exponent -= 1
+            ratio = (2 * mantissa - 1.0) / (2 * mantissa + 1.0)
+        logarithm = polynomial(gaussian_sampler._LOG, ratio * ratio) * ratio + exponent * math.log(2)
+        radius = math.sqrt(logarithm * -2.0)
+        quadrant = second >> 62
+        share = abs((quadrant & 1) - float((second & (2**62 - 1)) >> 11) * 2.0**-51)
+        x = quarter_sine(1.0 - share) * radius * (-1 if quadrant in (1, 2) else 1)
+        y = quarter_sine(share) * radius * (-1 if quadrant >= 2 else 1)
+        assert (scratch.values[place], scratch.values[PAIRS + place]) == (x, y)
+
+
+def test_a_key_for_each_weight_is_not_the_key_of_the_merge(monkeypatch: pytest.MonkeyPatch) -> None:
+    used, cipher = list[bytes](), gaussian_sampler.algorithms.AES
+    monkeypatch.setattr(gaussian_sampler.algorithms, "AES", lambda key: used.append(key) or cipher(key))
+    for weight in ("a", "b", "a"):
+        normals(10, weight=weight)
+    assert used[0] == used[2] != used[1]
+    assert KEY not in used
 
 
 def test_the_deviation_scales_the_same_normals() -> None:
@@ -158,6 +240,24 @@ def test_noise_differs_from_merge_to_merge_and_is_nowhere_else(tmp_path: Path) -
     one, other = (merged(tmp_path, name, trained=None, release_noise=1.0) for name in ("one", "other"))
     assert not np.any(values_of("F32", one["w"][2]) == values_of("F32", other["w"][2]))
     assert list(tree(tmp_path / "one")) == ["model.safetensors"]
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_noise_depends_on_neither_buffers_nor_threads_nor_neighbours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    """With one key: whole tensors, pieces that begin anywhere in them, and a model that has other tensors beside."""
+    monkeypatch.setattr("os.urandom", lambda count: KEY[:count])
+    sizes = {"first": 5, "large": 70_001, "last": 3001}
+    for seed, run in enumerate("ab"):
+        tensors = {name: tensor(dtype, (size,), seed + place) for place, (name, size) in enumerate(sizes.items())}
+        write_run(tmp_path / "runs", run, {ONE_FILE: tensors})
+        write_run(tmp_path / "fewer" / "runs", run, {ONE_FILE: {"large": tensors["large"]}})
+    settings = {"trained": None, "release_noise": 1.0}
+    whole = merged(tmp_path, "whole", **settings)
+    for place, (buffer, jobs) in enumerate([(2**16, 1), (4096, 3), (8 * 1001, 2)]):
+        assert merged(tmp_path, f"out-{place}", buffer=buffer, jobs=jobs, **settings) == whole
+    assert merged(tmp_path / "fewer", "out", **settings)["large"] == whole["large"]
 
 
 def test_noise_is_added_to_one_checkpoint_alone(tmp_path: Path) -> None:

@@ -1,17 +1,20 @@
 """Release noise: Gaussian values that nobody can predict, made where they are needed and kept nowhere.
 
-Guarantees: the bits come from AES-256 in counter mode under a key the operating system gave, one key for each merge and
-one range of counters for each buffer of a weight, so that no two values share bits, and all names of one weight share
-all of them; they become float64 normals by Box and Muller.
+Guarantees: the bits come from AES-256 in counter mode. A merge has one key, which the operating system gave; each
+weight has a key of its own, derived from it by the weight's name, and value i of a weight has bits of its own in that
+stream, 64 for each value, so that no two values share bits, any slice of a weight can be made alone, and all names of
+one weight share its values. They become float64 normals by Box and Muller, computed with nothing but IEEE additions,
+multiplications, divisions and roots: the same key gives the same bits on every machine.
 
 This is a floating-point Gaussian, not an ideal one: each pair is made of a uniform number and an angle of 53 bits each,
-no value is beyond 8.58 standard deviations (an ideal one is with probability 1e-17), each is within some units in
-the last place of a float64, and the sum with the model is rounded to the model's dtype. The accounting takes the noise
+no value is beyond 8.58 standard deviations (an ideal one is with probability 1e-17), each is within 2e-15 of what its
+bits stand for, relatively, and the sum with the model is rounded to the model's dtype. The accounting takes the noise
 for ideal; who can tell values apart by their lowest bits could learn more than it says.
 """
 
 from __future__ import annotations
 
+import hmac
 import math
 import os
 
@@ -20,11 +23,48 @@ import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 Array = npt.NDArray[np.float64]
+Words = npt.NDArray[np.uint64]
 
-_PAIRS = 2**15
-"""Pairs made at a time: few enough for the cache, and enough for threads not to wait for each other's interpreter."""
+SAMPLER = "aes-256-ctr box-muller 2"
+"""What turns a key into values; another number where any bit would differ."""
 
-_SHIFT = np.uint64(11)
+PAIRS = 2**14
+"""Pairs of a block, made at a time: few enough for the cache, enough for threads not to wait for the interpreter."""
+
+BLOCK = 2 * PAIRS
+"""Values of a block: the first of each pair, then the second of each."""
+
+_11, _62 = np.uint64(11), np.uint64(62)
+_52 = np.int64(52)
+_ONE = np.uint64(1)
+_BELOW_QUADRANT = np.uint64(2**62 - 1)
+_SIGN = np.uint64(2**63)
+_ROOT_HALF = np.int64(0x3FE6A09E667F3BCD)  # the bits of √½
+
+_SIN = (
+    1.5707963267948966,
+    -0.6459640975062462,
+    0.07969262624616565,
+    -0.004681754135304255,
+    0.0001604411847130916,
+    -3.5988430204672576e-06,
+    5.6921364280986254e-08,
+    -6.684416831856085e-10,
+    5.87297574479995e-12,
+)
+"""sin(π/2 · t) = t · P(t²) for t in [0, 1], to 4e-17; a test computes it with fifty digits."""
+
+_LOG = (
+    2.0,
+    0.6666666666666765,
+    0.3999999999930191,
+    0.2857142876073828,
+    0.22222197046404274,
+    0.18183632241617026,
+    0.153125131147383,
+    0.14809867572313062,
+)
+"""log((1 + r) / (1 − r)) = r · P(r²) for |r| ≤ (√2 − 1) / (√2 + 1), to 3e-18."""
 
 
 class GaussianSampler:
@@ -32,47 +72,113 @@ class GaussianSampler:
 
     def __init__(self, deviation: float, key: bytes | None = None) -> None:
         self._deviation = deviation
-        self._key = algorithms.AES(os.urandom(32) if key is None else key)
+        self._key = os.urandom(32) if key is None else key
 
-    def draw(self, piece: int, count: int, scratch: NoiseScratch) -> Array:
-        """So many values, which stay until the next draw; `piece` is a number that no others have."""
-        # Eight bytes say which piece, eight count blocks within it.
-        stream = Cipher(self._key, modes.CTR(piece.to_bytes(8, "big") + bytes(8))).encryptor()
-        for start in range(0, count, 2 * _PAIRS):
-            pairs = min(_PAIRS, -(-(count - start) // 2))
-            stream.update_into(scratch.zeros[: 16 * pairs], scratch.random)
-            scratch.box_muller(self._deviation, scratch.values[start : start + 2 * pairs])
-        return scratch.values[:count]
+    def draw(self, weight: str, start: int, out: Array, scratch: NoiseScratch) -> None:
+        """Values `start` and on of a weight, by the name it is known by."""
+        own = hmac.digest(self._key, f"{SAMPLER}\0{weight}".encode(), "sha256")
+        end = start + len(out)
+        for block in range(start // BLOCK, -(-end // BLOCK)):
+            first = block * BLOCK
+            low, high = max(start, first), min(end, first + BLOCK)
+            made = scratch.block(own, block, low - first, high - first)
+            np.multiply(made, self._deviation, out=out[low - start : high - start])
 
 
 class NoiseScratch:
-    """The arrays of one thread, for pieces of at most `largest` values."""
+    """The arrays of one thread."""
 
-    def __init__(self, largest: int) -> None:
-        self.values = np.empty(-(-largest // (2 * _PAIRS)) * 2 * _PAIRS, np.float64)
-        self.zeros = memoryview(bytes(16 * _PAIRS))
-        self.random = bytearray(16 * _PAIRS + 15)  # the cipher asks for room for another block
-        self._bits = np.frombuffer(self.random, np.uint64, 2 * _PAIRS)
-        self._radius = np.empty(_PAIRS, np.float64)
+    def __init__(self) -> None:
+        self._zeros = memoryview(bytes(16 * PAIRS))
+        self.random = bytearray(16 * PAIRS + 15)  # the cipher asks for room for another block
+        self._words = np.frombuffer(self.random, np.uint64, 2 * PAIRS).reshape(PAIRS, 2)
+        self.values = np.empty(BLOCK, np.float64)
+        self._bits = np.empty(PAIRS, np.uint64)
+        self._floats = [np.empty(PAIRS, np.float64) for _ in range(3)]
 
-    def box_muller(self, deviation: float, out: Array) -> None:
-        """Two independent normals of each pair of 64-bit numbers."""
-        pairs = len(out) // 2
-        first, second = self._bits[:pairs], self._bits[pairs : 2 * pairs]
-        x, y = out[:pairs], out[pairs:]
-        radius = angle = self._radius[:pairs]
-        np.right_shift(second, _SHIFT, out=second)
-        np.copyto(angle, second)
-        np.multiply(angle, 2 * math.pi * 2.0**-53, out=angle)
-        np.cos(angle, out=x)
-        np.sin(angle, out=y)
-        np.right_shift(first, _SHIFT, out=first)
-        np.copyto(radius, first)
-        np.add(radius, 1.0, out=radius)  # in (0, 1] below: the logarithm of zero is never asked for
-        np.multiply(radius, 2.0**-53, out=radius)
-        np.log(radius, out=radius)
-        np.multiply(radius, -2.0, out=radius)
-        np.sqrt(radius, out=radius)
-        np.multiply(radius, deviation, out=radius)
+    def block(self, key: bytes, number: int, start: int, end: int) -> Array:
+        """Values of one block, from `start` to `end`, until the next is made; of 16 bytes a pair."""
+        # Of a range within one half only its own pairs are needed.
+        begun, stop = (start, end) if end <= PAIRS else (start - PAIRS, end - PAIRS) if start >= PAIRS else (0, PAIRS)
+        counter = (number * PAIRS + begun).to_bytes(16, "big")
+        stream = Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor()
+        stream.update_into(self._zeros[: 16 * (stop - begun)], memoryview(self.random)[16 * begun :])
+        self.box_muller(begun, stop)
+        return self.values[start:end]
+
+    def box_muller(self, begun: int, stop: int) -> None:
+        """Two independent normals of each of these pairs of 64-bit numbers.
+
+        The first has 53 bits for the radius √(−2 log u). The second has two for the quadrant and 51 for the angle in it,
+        a share t of a right angle, of which odd quadrants take 1 − t, so that only signs are left to be set.
+        """
+        words, bits = self._words[begun:stop], self._bits[begun:stop]
+        x, y = self.values[begun:stop], self.values[PAIRS + begun : PAIRS + stop]
+        share, radius, square = (array[begun:stop] for array in self._floats)
+        angles = words[:, 1]
+        np.bitwise_and(angles, _BELOW_QUADRANT, out=bits)
+        np.right_shift(bits, _11, out=bits)
+        np.copyto(share, bits)
+        np.multiply(share, 2.0**-51, out=share)
+        np.right_shift(angles, _62, out=bits)
+        np.bitwise_and(bits, _ONE, out=bits)
+        np.copyto(y, bits)
+        np.subtract(y, share, out=share)
+        np.absolute(share, out=share)
+        _quarter_sine(share, y, square)
+        np.subtract(1.0, share, out=share)
+        _quarter_sine(share, x, square)
+        _radius(words[:, 0], bits, radius, share, square)
         np.multiply(x, radius, out=x)
         np.multiply(y, radius, out=y)
+        signs = y.view(np.uint64)
+        np.bitwise_and(angles, _SIGN, out=bits)
+        np.bitwise_or(signs, bits, out=signs)
+        signs = x.view(np.uint64)
+        np.left_shift(angles, _ONE, out=bits)
+        np.bitwise_xor(bits, angles, out=bits)
+        np.bitwise_and(bits, _SIGN, out=bits)
+        np.bitwise_or(signs, bits, out=signs)
+
+
+def _quarter_sine(share: Array, out: Array, square: Array) -> None:
+    """sin(π/2 · share)."""
+    np.multiply(share, share, out=square)
+    _polynomial(_SIN, square, out)
+    np.multiply(out, share, out=out)
+
+
+def _radius(uniform: Words, bits: Words, out: Array, ratio: Array, square: Array) -> None:
+    """√(−2 log u), u = (the upper 53 bits and one) / 2⁵³: never zero, so that its logarithm is finite.
+
+    u = m · 2^e with m from √½ to √2; log m is a series in (m − 1) / (m + 1), small and without cancellation.
+    """
+    np.right_shift(uniform, _11, out=bits)
+    np.copyto(out, bits)
+    np.add(out, 1.0, out=out)
+    np.multiply(out, 2.0**-53, out=out)
+    stored = out.view(np.int64)
+    exponent = bits.view(np.int64)
+    np.subtract(stored, _ROOT_HALF, out=exponent)
+    np.right_shift(exponent, _52, out=exponent)
+    np.left_shift(exponent, _52, out=square.view(np.int64))
+    np.subtract(stored, square.view(np.int64), out=stored)  # m
+    np.subtract(out, 1.0, out=ratio)
+    np.add(out, 1.0, out=out)
+    np.divide(ratio, out, out=ratio)
+    np.multiply(ratio, ratio, out=square)
+    _polynomial(_LOG, square, out)
+    np.multiply(out, ratio, out=out)
+    np.copyto(square, exponent)
+    np.multiply(square, math.log(2), out=square)
+    np.add(out, square, out=out)
+    np.multiply(out, -2.0, out=out)
+    np.sqrt(out, out=out)
+
+
+def _polynomial(coefficients: tuple[float, ...], at: Array, out: Array) -> None:
+    np.multiply(at, coefficients[-1], out=out)
+    for coefficient in coefficients[-2:0:-1]:
+        np.add(out, coefficient, out=out)
+        np.multiply(out, at, out=out)
+    np.add(out, coefficients[0], out=out)

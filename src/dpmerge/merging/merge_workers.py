@@ -18,7 +18,7 @@ from dpmerge.errors import CheckpointError, InvalidInputError, TensorMismatchErr
 from dpmerge.merging.arithmetic import FLOATS, Bytes, Scratch, all_finite, keep_equal
 from dpmerge.merging.byte_progress import ByteCount
 from dpmerge.merging.checkpoint_input import CheckpointInput
-from dpmerge.merging.gaussian_sampler import GaussianSampler, NoiseScratch
+from dpmerge.merging.gaussian_sampler import Array, GaussianSampler, NoiseScratch
 from dpmerge.merging.ordered_hash import HashStoppedError, stop_all
 from dpmerge.merging.tensor_slices import TensorSlice
 from dpmerge.merging.writing import OutputWriter
@@ -29,7 +29,6 @@ from dpmerge.portfolio.tensors import SIZES, finite
 class Piece:
     """A part of a slice that fits into the buffers, with its place in every digest it belongs to."""
 
-    draw: int  # of release noise: the same number for pieces that hold the same values of one weight, and for no others
     span: TensorSlice
     offset: int
     length: int
@@ -44,7 +43,8 @@ class Buffers:
         self.inputs = [np.zeros(size, np.uint8) for _ in range(inputs)]
         self.out = np.zeros(size, np.uint8)
         self.scratch = Scratch(size)
-        self.noise = NoiseScratch(size // 2 if noised else 0)
+        self.noise = np.empty(size // 2 if noised else 0, np.float64)
+        self.noise_scratch = NoiseScratch() if noised else None
 
 
 @dataclass(kw_only=True)
@@ -76,25 +76,18 @@ class MergeWork:
             raise error
 
     def _in_order(self) -> Iterator[Piece]:
-        begun: dict[str, int] = {}
-        fresh = 0
         for span in self.slices:
             for place in span.places:
                 place.source.open()
             out = self.outputs[span.file]
-            # Of a weight with several names every name is as long and is cut alike, so its pieces have equal numbers.
-            draw = fresh if span.weight is None else begun.setdefault(span.weight, fresh)
             for offset in range(0, span.length, self.buffer):
                 yield Piece(
-                    draw=draw,
                     span=span,
                     offset=offset,
                     length=min(self.buffer, span.length - offset),
                     tickets=tuple(p.hash.ticket() if p.hash else 0 for p in span.places),
                     out_ticket=out.hash.ticket() if out.hash else 0,
                 )
-                draw += 1
-            fresh = max(fresh, draw)
 
     def _take(self) -> BaseException | None:
         try:
@@ -144,13 +137,23 @@ class MergeWork:
             return read[0]
         out, noise = buffers.out[: read[0].size], None
         if span.rule == "average_noised":
-            assert self.noise is not None
-            noise = self.noise.draw(piece.draw, piece.length // SIZES[span.dtype], buffers.noise)
+            noise = self._drawn(piece, buffers)
         if not buffers.scratch.combine(span.dtype, read, self.weights, out, noise):
             self._refuse_values(piece, read, out)
         if span.rule == "keep_or_average":
             keep_equal(span.dtype, read, out)
         return out
+
+    def _drawn(self, piece: Piece, buffers: Buffers) -> Array:
+        """Release noise for the values of a piece, each that of its place in its weight, under whichever name."""
+        assert self.noise is not None
+        assert buffers.noise_scratch is not None
+        size = SIZES[piece.span.dtype]
+        noise = buffers.noise[: piece.length // size]
+        for part in piece.span.parts(piece.offset, piece.length):
+            values = noise[part.begin // size : part.end // size]
+            self.noise.draw(piece.span.weight or part.name, part.skipped // size, values, buffers.noise_scratch)
+        return noise
 
     def _same(self, piece: Piece, read: list[Bytes]) -> bool:
         for place, other in enumerate(read[1:], 1):

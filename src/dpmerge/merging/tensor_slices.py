@@ -8,9 +8,11 @@ Refuses: models of different names, shapes or dtypes, weights that are not posit
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import cached_property
+from typing import Literal, NamedTuple
 
 from dpmerge.errors import InvalidInputError, TensorMismatchError
 from dpmerge.merging.arithmetic import FLOATS
@@ -41,6 +43,15 @@ class SliceLocation:
     hash: OrderedHash | None
 
 
+class TensorPart(NamedTuple):
+    """What a piece of a slice holds of one tensor, in bytes."""
+
+    name: str
+    skipped: int  # of the tensor, before it
+    begin: int  # in the piece
+    end: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class TensorSlice:
     """Tensors one after the other."""
@@ -62,8 +73,22 @@ class TensorSlice:
 
     def tensor_at(self, offset: int) -> str:
         """The name of the tensor that has the byte so far into the slice."""
-        starts = [slot.start for slot in self.slots]
-        return self.slots[bisect.bisect_right(starts, self.start + offset) - 1].name
+        return self.slots[self._place_at(offset)].name
+
+    def parts(self, offset: int, length: int) -> Iterator[TensorPart]:
+        """The tensors of a piece of the slice, or of each what is in the piece."""
+        for slot in itertools.islice(self.slots, self._place_at(offset), None):
+            begin, end = slot.start - self.start - offset, slot.end - self.start - offset
+            if begin >= length:
+                return
+            yield TensorPart(slot.name, max(0, -begin), max(0, begin), min(length, end))
+
+    def _place_at(self, offset: int) -> int:
+        return bisect.bisect_right(self._starts, self.start + offset) - 1
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        return [slot.start for slot in self.slots]
 
 
 def require_mergeable(parts: Sequence[tuple[SavedCheckpoint, float]], donor: SavedCheckpoint) -> None:
