@@ -24,7 +24,7 @@ SHA256 = bytes.fromhex("608648016503040201")
 SHA1 = bytes.fromhex("2b0e03021a")
 POLICY = bytes.fromhex("2a0304")
 TIME_STAMPING = ExtendedKeyUsageOID.TIME_STAMPING
-START = datetime(2026, 1, 1, tzinfo=UTC)
+START = datetime(2024, 1, 1, tzinfo=UTC)
 END = datetime(2046, 1, 1, tzinfo=UTC)
 CONFIG = """[tsa]
 default_tsa = it

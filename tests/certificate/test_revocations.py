@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from typer.testing import CliRunner
 
@@ -31,6 +32,7 @@ from dpmerge.certificate.revocation_list import (
 from dpmerge.cli import app
 from dpmerge.errors import CannotWriteError, InvalidInputError
 from dpmerge.planning.plan import Plan
+from dpmerge.releasing.json_schemas import json_schema
 from dpmerge.releasing.revoking import read_revocations, renew, revoke
 from dpmerge.releasing.verifying import verify
 
@@ -81,7 +83,7 @@ def signed(file: Path, by: KeyPair, **fields: Any) -> Path:
 
 
 def entry(**fields: Any) -> dict[str, Any]:
-    return {"reason": "withdrawn", "revokedAt": "2026-03-01T00:00:00Z", **fields}
+    return {"reason": "withdrawn", "revokedAt": "2025-03-01T00:00:00Z", **fields}
 
 
 class TestVerifying:
@@ -249,14 +251,14 @@ class TestListsThatDoNotHold:
 
     def test_a_stale_list_fails_and_says_so(self, out: Path, signer: KeyPair, tmp_path: Path) -> None:
         listed = signed(
-            tmp_path / "revoked.json", signer, issued="2026-01-01T00:00:00Z", nextUpdate="2026-01-31T00:00:00Z"
+            tmp_path / "revoked.json", signer, issued="2025-01-01T00:00:00Z", nextUpdate="2025-01-31T00:00:00Z"
         )
         said = why(verify(out, key=signer.public, revocations=listed))
         assert said.startswith(UNKNOWN)
-        assert "stale: a newer one was due by 2026-01-31T00:00:00Z" in said
+        assert "stale: a newer one was due by 2025-01-31T00:00:00Z" in said
 
     def test_a_stale_list_does_not_even_revoke_quietly(self, out: Path, signer: KeyPair, tmp_path: Path) -> None:
-        times = {"issued": "2026-01-01T00:00:00Z", "nextUpdate": "2026-01-31T00:00:00Z"}
+        times = {"issued": "2025-01-01T00:00:00Z", "nextUpdate": "2025-01-31T00:00:00Z"}
         listed = signed(tmp_path / "revoked.json", signer, entries=[entry(certificate=digest(out))], **times)
         assert "stale" in why(verify(out, key=signer.public, revocations=listed))
 
@@ -272,7 +274,7 @@ class TestListsThatDoNotHold:
         keys.write_text(
             "schema: dpmerge/trusted-keys/v1\nkeys:\n"
             f"  - key: {signer.public}\n"
-            f"  - {{key: {office.public}, name: the old office, not_after: 2026-01-01}}\n"
+            f"  - {{key: {office.public}, name: the old office, not_after: 2025-01-01}}\n"
         )
         listed = signed(tmp_path / "revoked.json", office)
         said = why(verify(out, trusted_keys=keys, revocations=listed))
@@ -322,9 +324,9 @@ class TestForm:
     @pytest.mark.parametrize(
         ("change", "words"),
         [
-            ({"issued": "2026-13-01T00:00:00Z"}, "issued"),
-            ({"issued": "2026-01-01"}, "issued"),
-            ({"issued": "2026-01-01T00:00:00+02:00"}, "issued"),
+            ({"issued": "2025-13-01T00:00:00Z"}, "issued"),
+            ({"issued": "2025-01-01"}, "issued"),
+            ({"issued": "2025-01-01T00:00:00+02:00"}, "issued"),
             ({"nextUpdate": "2020-01-01T00:00:00Z"}, "a time after issued"),
             ({"issuer": "me"}, "issuer"),
             ({"_type": "urn:dpmerge:revocations:v2"}, "_type"),
@@ -333,8 +335,8 @@ class TestForm:
             ({"entries": [entry(certificate="0" * 64, key="0" * 64)]}, "both or neither"),
             ({"entries": [entry(certificate="0" * 63)]}, "entries.*certificate"),
             ({"entries": [entry(certificate="A" * 64)]}, "entries.*certificate"),
-            ({"entries": [entry(certificate="0" * 64, since="2026-01-01T00:00:00Z")]}, "since"),
-            ({"entries": [entry(key="0" * 64, since="2026-02-30T00:00:00Z")]}, "since"),
+            ({"entries": [entry(certificate="0" * 64, since="2025-01-01T00:00:00Z")]}, "since"),
+            ({"entries": [entry(key="0" * 64, since="2025-02-30T00:00:00Z")]}, "since"),
             ({"entries": [entry(key="0" * 64, reason="bored")]}, "reason"),
             ({"entries": [entry(key="0" * 64, note="two\nlines")]}, "note"),
             ({"entries": [entry(key="0" * 64, note="x" * 501)]}, "note"),
@@ -403,12 +405,12 @@ class TestMaking:
     ) -> None:
         listed = tmp_path / "revoked.json"
         given: dict[str, Any] = {"key": office.private, "public_key": signer.public, "reason": "key_compromised"}
-        revoke(listed, **given, since="2026-03-01")
+        revoke(listed, **given, since="2025-03-01")
         with pytest.raises(InvalidInputError, match="revoked already"):
-            revoke(listed, **given, since="2026-04-01")
-        revoke(listed, **given, since="2026-02-01")
+            revoke(listed, **given, since="2025-04-01")
+        revoke(listed, **given, since="2025-02-01")
         last = revoke(listed, **given)
-        assert [each.since for each in last.content.entries] == ["2026-03-01T00:00:00Z", "2026-02-01T00:00:00Z", None]
+        assert [each.since for each in last.content.entries] == ["2025-03-01T00:00:00Z", "2025-02-01T00:00:00Z", None]
 
     def test_a_list_that_others_have_signed_or_changed_is_not_extended(
         self, out: Path, signer: KeyPair, office: KeyPair, tmp_path: Path
@@ -454,7 +456,7 @@ class TestMaking:
         [
             ({}, "name a release or a public key"),
             ({"certificate": "merged", "public_key": "office"}, "name a release or a public key"),
-            ({"certificate": "merged", "since": "2026-01-01"}, "since"),
+            ({"certificate": "merged", "since": "2025-01-01"}, "since"),
             ({"public_key": "office", "since": "yesterday"}, "since"),
             ({"public_key": "office", "since": "2099-01-01"}, "that has passed"),
             ({"public_key": "office", "days": 0}, "days"),
@@ -480,6 +482,18 @@ class TestMaking:
     def test_a_list_is_for_everybody_to_read(self, signer: KeyPair, tmp_path: Path) -> None:
         renew(tmp_path / "revoked.json", key=signer.private)
         assert (tmp_path / "revoked.json").stat().st_mode & 0o444 == 0o444
+
+    def test_what_is_written_fits_the_published_schema(
+        self, out: Path, signer: KeyPair, office: KeyPair, tmp_path: Path
+    ) -> None:
+        listed = tmp_path / "revoked.json"
+        revoke(listed, out, key=signer.private, reason="withdrawn", note="why")
+        given: dict[str, Any] = {"public_key": office.public, "reason": "key_compromised", "since": "2025-03-01"}
+        document = revoke(listed, key=signer.private, **given).document()
+        jsonschema.validate(document, json_schema("revocations"))
+        document["entries"][0]["reason"] = "bored"
+        with pytest.raises(jsonschema.ValidationError, match="bored"):
+            jsonschema.validate(document, json_schema("revocations"))
 
 
 class TestByAddress:
@@ -532,7 +546,7 @@ class TestCommands:
     def test_a_list_that_does_not_count_is_shown_with_why(
         self, signer: KeyPair, office: KeyPair, tmp_path: Path
     ) -> None:
-        times = {"issued": "2026-01-01T00:00:00Z", "nextUpdate": "2026-01-31T00:00:00Z"}
+        times = {"issued": "2025-01-01T00:00:00Z", "nextUpdate": "2025-01-31T00:00:00Z"}
         stale = signed(tmp_path / "stale.json", signer, **times)
         shown = run("revocations", "show", str(stale))
         assert (shown.exit_code, "stale" in shown.stdout) == (1, True)

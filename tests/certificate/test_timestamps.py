@@ -24,11 +24,13 @@ from dpmerge.certificate.output_files import LARGEST_TIMESTAMP, TIMESTAMP_NAME
 from dpmerge.certificate.timestamp_token import checked, new_request, nonce_of, read_roots
 from dpmerge.cli import app
 from dpmerge.errors import CannotReadError, CannotWriteError, InvalidInputError, MissingExtraError
+from dpmerge.planning.plan import Plan
+from dpmerge.releasing.release import release
 from dpmerge.releasing.revoking import renew, revoke
 from dpmerge.releasing.timestamping import attach_timestamp, fetch_timestamp, request_timestamp
 from dpmerge.releasing.verifying import verify
 
-MADE = datetime(2026, 6, 1, 12, tzinfo=UTC)
+MADE = datetime(2025, 6, 1, 12, tzinfo=UTC)
 
 
 @pytest.fixture(scope="module")
@@ -257,6 +259,14 @@ class TestTheFile:
         (out / "sub").mkdir()
         (out / "sub" / TIMESTAMP_NAME).write_bytes(b"x")
         assert verify(out).problems == [f"files: sub/{TIMESTAMP_NAME} is not covered by the certificate"]
+
+    def test_a_release_that_is_handed_out_again_has_its_timestamp(self, averaged: Plan, tmp_path: Path) -> None:
+        first, again = tmp_path / "first", tmp_path / "again"
+        release(averaged, out=first, request_key="once")
+        put(first, b"a timestamp")
+        release(averaged, out=again, request_key="once")
+        assert (again / TIMESTAMP_NAME).read_bytes() == b"a timestamp"
+        assert certificate(again) == certificate(first)
 
 
 class TestAttaching:

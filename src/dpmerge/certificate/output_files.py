@@ -43,7 +43,7 @@ def file_checks(path: Path, certificate: Certificate, allow_extra: Iterable[str]
     wrong = wrong_files(path, certificate)
     if not wrong:
         wrong += _pointing_elsewhere(path, certificate.subjects)
-    own = {*certificate.subjects, CARD_NAME, CERTIFICATE_NAME, *_token(path)}
+    own = {*certificate.subjects, CARD_NAME, CERTIFICATE_NAME, *timestamp_in(path)}
     excepted = []
     for name, what in _entries(path, allowed):
         if name in allowed and name not in own:
@@ -58,7 +58,7 @@ def file_checks(path: Path, certificate: Certificate, allow_extra: Iterable[str]
         yield Check("other files", None, (f"not covered, as allowed: {', '.join(sorted(excepted))}",))
 
 
-def _token(path: Path) -> Iterator[str]:
+def timestamp_in(path: Path) -> Iterator[str]:
     """The name of the timestamp, where there is one of a size that one can have."""
     try:
         found = (path / TIMESTAMP_NAME).lstat()

@@ -89,9 +89,9 @@ def revoke(
     ...     for name in ("office", "stolen"):
     ...         _ = generate(Path(place, name))
     ...     found = revoke(f"{place}/revoked.json", key=f"{place}/office", public_key=f"{place}/stolen.pub",
-    ...         reason="key_compromised", since="2026-01-31")
+    ...         reason="key_compromised", since="2025-01-31")
     >>> found.content.sequence, [(each.reason, each.since) for each in found.content.entries]
-    (1, [('key_compromised', '2026-01-31T00:00:00Z')])
+    (1, [('key_compromised', '2025-01-31T00:00:00Z')])
     """
     if (certificate is None) == (public_key is None):
         problem = "revoke: name a release or a public key, and not both"
