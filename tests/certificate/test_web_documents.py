@@ -46,6 +46,14 @@ def test_a_document_beyond_the_limit_is_refused(size: int, fits: bool) -> None:
                 fetched(f"{where}/it", 100, "it")
 
 
+def test_an_answer_that_ends_too_early_is_refused() -> None:
+    with (
+        served({"/it": Answer(b"half", length=8)}) as where,
+        pytest.raises(CannotReadError, match="too early"),
+    ):
+        fetched(f"{where}/it", 100, "it")
+
+
 def test_a_redirect_is_followed_to_http_and_to_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "it").write_bytes(b"secret")
     to = {

@@ -2,7 +2,7 @@
 
 Guarantees: a token that passes is of these very bytes, signatures included; was granted; is signed, by sha256 or
 better, with a certificate whose one critical purpose is timestamping, which the token names, and which chains to a
-given root at the token's own time. Signature and chain are checked by rfc3161-client (OpenSSL), the rest here as well.
+given root at the token's own time. Signature, purpose and chain are checked by rfc3161-client (OpenSSL), the rest here.
 Refuses: everything else. It needs the extra `timestamps`, and loads only where roots are given.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
-from cryptography.x509.oid import ExtendedKeyUsageOID, ObjectIdentifier
+from cryptography.x509.oid import ObjectIdentifier
 
 from dpmerge.certificate.signed_attributes import request_nonce, signer_statement
 from dpmerge.errors import InvalidInputError
@@ -127,7 +127,7 @@ def _require_imprint(imprint: Any, certificate: bytes) -> None:
 
 
 def _signer(response: Any) -> x509.Certificate:
-    """The authority's certificate, which must be in the token once, be named by it, and be for timestamping alone."""
+    """The authority's certificate, which must be in the token once, and be named by it."""
     held = [x509.load_der_x509_certificate(each) for each in sorted(response.signed_data.certificates)]
     if len(response.signed_data.signer_infos) != 1:
         raise _refused("it has not one signer")
@@ -148,22 +148,12 @@ def _signer(response: Any) -> x509.Certificate:
     content = signer.public_bytes(Encoding.DER)
     if any(not name or hashlib.new(name, content).digest() != digest for name, digest in stated.bound_to):
         raise _refused("its signing certificate attribute names another certificate")
-    _require_purpose(signer)
     return signer
 
 
 def _is_strong(certificate: x509.Certificate) -> bool:
     algorithm = certificate.signature_hash_algorithm
     return algorithm is None or algorithm.name in _HASHES  # None: ed25519 and its like, which have their own
-
-
-def _require_purpose(signer: x509.Certificate) -> None:
-    try:
-        purpose = signer.extensions.get_extension_for_class(x509.ExtendedKeyUsage)
-    except x509.ExtensionNotFound:
-        raise _refused("its signer's certificate is not for timestamping") from None
-    if list(purpose.value) != [ExtendedKeyUsageOID.TIME_STAMPING] or not purpose.critical:
-        raise _refused("its signer's certificate is not for timestamping, critically and alone")
 
 
 def _latest(info: Any) -> datetime:
