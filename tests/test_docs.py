@@ -206,7 +206,13 @@ def manifest_models(model: type[Strict]) -> set[type[Strict]]:
 
 @pytest.mark.parametrize(
     ("document", "file"),
-    [("run", "run-v1"), ("plan", "plan-v1"), ("certificate", "certificate-v3"), ("ledger", "ledger-v2")],
+    [
+        ("run", "run-v1"),
+        ("plan", "plan-v1"),
+        ("certificate", "certificate-v3"),
+        ("ledger", "ledger-v2"),
+        ("revocations", "revocations-v1"),
+    ],
 )
 def test_the_published_schemas_are_the_schemas(document: str, file: str) -> None:
     assert json.loads((DOCS / "reference" / "schemas" / f"{file}.schema.json").read_text()) == json_schema(document)
@@ -255,6 +261,8 @@ def test_the_python_of_the_ledger_page_runs(tmp_path: Path) -> None:
 
 LEDGER_VERBS = ("show", "spent", "cap", "recover", "verify", "export")
 MANIFEST_VERBS = ("new", "check", "write", "upgrade", "schema")
+REVOCATION_VERBS = ("add", "renew", "show")
+TIMESTAMP_VERBS = ("request", "attach", "fetch")
 
 
 @pytest.mark.parametrize(
@@ -274,6 +282,8 @@ MANIFEST_VERBS = ("new", "check", "write", "upgrade", "schema")
         "verify",
         *(f"ledger {verb}" for verb in LEDGER_VERBS),
         *(f"manifest {verb}" for verb in MANIFEST_VERBS),
+        *(f"revocations {verb}" for verb in REVOCATION_VERBS),
+        *(f"timestamp {verb}" for verb in TIMESTAMP_VERBS),
     ],
 )
 def test_every_option_of_a_verb_is_on_its_page(verb: str) -> None:

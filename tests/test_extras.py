@@ -27,6 +27,7 @@ EXTRAS = {
     "lightning": "lightning",
     "transformers": "huggingface",
     "accelerate": "huggingface",
+    "rfc3161_client": "timestamps",
 }
 ASKING = {
     "the recorder": ("import dpmerge.training", "torch"),
@@ -37,6 +38,14 @@ ASKING = {
     "the recorder in Trainer, without accelerate": ("import dpmerge.training.transformers", "accelerate"),
     "torch's evaluator": ("import dpmerge.evaluation.torch_evaluator", "torch"),
     "the ledger": ("from dpmerge.ledger import Ledger; Ledger.open('postgresql://somewhere/x')", "psycopg"),
+    "a request for a timestamp": (
+        "from dpmerge.certificate.timestamp_token import new_request; new_request(b'certificate')",
+        "rfc3161_client",
+    ),
+    "checking a timestamp": (
+        "from dpmerge.certificate.timestamp_token import checked; checked(b'', b'certificate', [])",
+        "rfc3161_client",
+    ),
     "a frame": ("from dpmerge import Portfolio; Portfolio.load('MODELS').to_frame()", "pandas"),
     "a figure": (
         "from dpmerge import Portfolio, plan; plan(Portfolio.load('MODELS'), epsilon=1, delta=1e-5).plot()",

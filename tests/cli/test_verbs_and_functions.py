@@ -28,6 +28,8 @@ from dpmerge.portfolio.manifest_template import write_template
 from dpmerge.releasing.chargeable import why_not_chargeable
 from dpmerge.releasing.json_schemas import json_schema
 from dpmerge.releasing.manifest_upgrade import upgrade_manifests
+from dpmerge.releasing.revoking import read_revocations, renew, revoke
+from dpmerge.releasing.timestamping import attach_timestamp, fetch_timestamp, request_timestamp
 
 PRINTING = {"as_json": "how the result is printed, not what it is"}
 CHECKED = {"delta": "the δ of the check that is printed: check_manifest"}
@@ -167,6 +169,12 @@ VERBS = {
     "ledger recover": Verb(function=dpm.Ledger.recover, elsewhere=OPENED, only_python={**PROGRESS, **PASSPHRASE}),
     "ledger verify": Verb(function=dpm.Ledger.verify, elsewhere=OPENED),
     "ledger export": Verb(function=dpm.Ledger.export, elsewhere=OPENED),
+    "revocations add": Verb(function=revoke, only_python=PASSPHRASE),
+    "revocations renew": Verb(function=renew, only_python=PASSPHRASE),
+    "revocations show": Verb(function=read_revocations),
+    "timestamp request": Verb(function=request_timestamp),
+    "timestamp attach": Verb(function=attach_timestamp),
+    "timestamp fetch": Verb(function=fetch_timestamp),
 }
 
 UNPAIRED = {

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -96,15 +96,20 @@ class Certificate:
 
     def signed_by(self, key: SSlibKey) -> bool:
         """Whether one of its signatures was made with the private half of this key."""
-        signed = Envelope(self.payload, PAYLOAD_TYPE, {}).pae()
-        for each in self.signatures:
-            if each.keyid == key.keyid:
-                try:
-                    key.verify_signature(Signature(each.keyid, _bytes("sig", each.sig).hex()), signed)
-                except UnverifiedSignatureError:
-                    continue
-                return True
-        return False
+        return is_signed_by(key, self.payload, PAYLOAD_TYPE, self.signatures)
+
+
+def is_signed_by(key: SSlibKey, payload: bytes, payload_type: str, signatures: Iterable[OneSignature]) -> bool:
+    """Whether one of the signatures is of this payload, as of this type, by the private half of this key."""
+    signed = Envelope(payload, payload_type, {}).pae()
+    for each in signatures:
+        if each.keyid == key.keyid:
+            try:
+                key.verify_signature(Signature(each.keyid, unwrapped("sig", each.sig).hex()), signed)
+            except UnverifiedSignatureError:
+                continue
+            return True
+    return False
 
 
 def certificate_bytes(
@@ -132,7 +137,7 @@ def _subject(name: str, file: CertifiedFile, version: Version) -> dict[str, Any]
 def read_certificate(text: bytes) -> Certificate:
     """The certificate in a file's bytes; its form is checked, nothing else."""
     envelope = validated(Enveloped, strict_json(text, "certificate"), "certificate", case="camel")
-    payload = _bytes("payload", envelope.payload)
+    payload = unwrapped("payload", envelope.payload)
     statement = validated(Statement, strict_json(payload, "payload"), "payload", case="camel")
     version = next(number for number, name in PREDICATE_TYPES.items() if name == statement.predicate_type)
     subjects = {subject.name: subject.file for subject in statement.subject}
@@ -145,7 +150,8 @@ def read_certificate(text: bytes) -> Certificate:
     return Certificate(payload, tuple(envelope.signatures), version, subjects, statement.predicate)
 
 
-def _bytes(field: str, text: str) -> bytes:
+def unwrapped(field: str, text: str) -> bytes:
+    """The bytes that a field holds in base64."""
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):

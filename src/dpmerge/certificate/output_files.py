@@ -2,6 +2,7 @@
 
 Guarantees: every subject is an ordinary file inside the folder, of the size and digest stated; whatever else lies there
 (weights in any format, configuration, code, links, pipes) is named and fails, unless it was named as an exception.
+A timestamp of the certificate may lie beside it: made later, it cannot be covered.
 No link is followed. An index is part of what is certified, and so is every file it points to.
 """
 
@@ -21,6 +22,10 @@ from dpmerge.errors import InvalidInputError
 from dpmerge.files import LARGEST_SMALL_FILE, file_digest, read_bytes
 from dpmerge.terms.documents import strict_json
 
+TIMESTAMP_NAME = "privacy-certificate.tsr"
+"""A timestamp of the certificate's file, as an authority sent it."""
+LARGEST_TIMESTAMP = 100_000
+"""Bytes. With a long chain of certificates it has some 10,000; nobody hides a model in it."""
 _INDEX = ".index.json"
 _LARGEST_INDEX = 64_000_000
 _SHOWN = 20
@@ -38,7 +43,7 @@ def file_checks(path: Path, certificate: Certificate, allow_extra: Iterable[str]
     wrong = wrong_files(path, certificate)
     if not wrong:
         wrong += _pointing_elsewhere(path, certificate.subjects)
-    own = {*certificate.subjects, CARD_NAME, CERTIFICATE_NAME}
+    own = {*certificate.subjects, CARD_NAME, CERTIFICATE_NAME, *timestamp_in(path)}
     excepted = []
     for name, what in _entries(path, allowed):
         if name in allowed and name not in own:
@@ -51,6 +56,16 @@ def file_checks(path: Path, certificate: Certificate, allow_extra: Iterable[str]
     yield Check("files", not wrong, (*wrong[:_SHOWN], *more))
     if excepted:
         yield Check("other files", None, (f"not covered, as allowed: {', '.join(sorted(excepted))}",))
+
+
+def timestamp_in(path: Path) -> Iterator[str]:
+    """The name of the timestamp, where there is one of a size that one can have."""
+    try:
+        found = (path / TIMESTAMP_NAME).lstat()
+    except OSError:
+        return
+    if stat.S_ISREG(found.st_mode) and found.st_size <= LARGEST_TIMESTAMP:
+        yield TIMESTAMP_NAME
 
 
 def _relative(name: str) -> str:

@@ -39,17 +39,17 @@ class TrustedKey:
     not_before: datetime | None = None
     not_after: datetime | None = None
 
-    def why_not(self, moment: object) -> str | None:
-        """Why something that was charged at a moment is not believed; None if it is."""
+    def why_not(self, moment: object, did: str = "charged") -> str | None:
+        """Why something that was charged, or issued, at a moment is not believed; None if it is."""
         if self.not_before is None and self.not_after is None:
             return None
-        charged = _moment(moment)
+        charged = utc_moment(moment)
         if charged is None:
-            return f"signed with {self.name}, which is trusted for a time, and does not say when it was charged"
+            return f"signed with {self.name}, which is trusted for a time, and does not say when it was {did}"
         if self.not_before is not None and charged < self.not_before:
-            return f"charged {moment}, before {self.name} was trusted (from {self.not_before.isoformat()})"
+            return f"{did} {moment}, before {self.name} was trusted (from {self.not_before.isoformat()})"
         if self.not_after is not None and charged >= self.not_after:
-            return f"charged {moment}, when {self.name} was no longer trusted (until {self.not_after.isoformat()})"
+            return f"{did} {moment}, when {self.name} was no longer trusted (until {self.not_after.isoformat()})"
         return None
 
 
@@ -99,13 +99,13 @@ def _listed(each: ListedKey, place: str, folder: Path) -> TrustedKey:
 
 
 def _period(text: str | None, field: str) -> datetime | None:
-    found = None if text is None else _moment(text)
+    found = None if text is None else utc_moment(text)
     if text is not None and found is None:
         raise InvalidInputError(field, text, _MOMENT)
     return found
 
 
-def _moment(text: object) -> datetime | None:
+def utc_moment(text: object) -> datetime | None:
     """A time of day in UTC, unless it says another zone; None if it is no time at all."""
     try:
         found = datetime.fromisoformat(str(text))
@@ -140,5 +140,14 @@ def signature(certificate: Certificate, keys: Iterable[TrustedKey]) -> Check:
     wrong = [why for key in made if (why := key.why_not(certificate.content.get("chargedAt"))) is not None]
     if len(wrong) == len(made):
         return Check("signature", False, tuple(wrong))
-    named = [key.name for key in made if len(keys) > 1 and key.why_not(certificate.content.get("chargedAt")) is None]
+    named = [key.name for key in signers(certificate, keys) if len(keys) > 1]
     return Check("signature", True, tuple(f"with {name}" for name in named))
+
+
+def signers(certificate: Certificate, keys: Iterable[TrustedKey]) -> tuple[TrustedKey, ...]:
+    """Those of the keys that have signed a certificate, at a time when they were trusted."""
+    try:
+        made = [key for key in keys if certificate.signed_by(key.key)]
+    except InvalidInputError:
+        return ()
+    return tuple(key for key in made if key.why_not(certificate.content.get("chargedAt")) is None)

@@ -3,7 +3,8 @@
 Guarantees: no stored figure is believed; every one is computed again from the mechanisms and the plan inside the
 certificate, by the version it states; the files are hashed and the card is written again. Every reason why something
 does not hold is listed, not only the first. Needs neither the engine nor torch, neither portfolio nor ledger: what
-those add, and when a certificate beside them is believed, is in `releasing.verifying`.
+those add, and when a certificate beside them is believed, is in `releasing.verifying`. What others say of a certificate
+after it was made (timestamps, revocations) is looked at where it is asked for, by `certificate.later_evidence`.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 from dpmerge.certificate.checks import Check, Verification, not_signed_for
 from dpmerge.certificate.dsse import CERTIFICATE_NAME, Certificate, read_certificate
 from dpmerge.certificate.model_card import CARD_NAME, model_card
-from dpmerge.certificate.output_files import file_checks
+from dpmerge.certificate.output_files import TIMESTAMP_NAME, file_checks
 from dpmerge.certificate.predicate import Predicate, derived, is_numerical, machine_error
 from dpmerge.errors import DpmergeError, InvalidInputError
 from dpmerge.files import is_file, read_bytes
 from dpmerge.terms.documents import MISSING, differences, validated
 
 if TYPE_CHECKING:
-    from dpmerge.certificate.trust import Keys
+    from dpmerge.certificate.trust import Keys, TrustedKey
 
 UNBOUND = (
     "1: without a signature nothing binds its terms to its files, or to who keeps the runs, and repeated draws are not "
@@ -31,15 +32,25 @@ UNBOUND = (
 
 
 def check_output(
-    out: str | Path, *, key: Keys = None, trusted_keys: str | Path | None = None, allow_extra: Iterable[str] = ()
+    out: str | Path,
+    *,
+    key: Keys = None,
+    trusted_keys: str | Path | None = None,
+    allow_extra: Iterable[str] = (),
+    revocations: str | Path | None = None,
+    revocation_key: Keys = None,
+    timestamp_roots: str | Path | None = None,
 ) -> Verification:
     """Check an output folder against its certificate, and the certificate against mathematics.
 
     `key` is the public key it must be signed with, or several of which one must have been used; `trusted_keys` a file
     of such keys with the times they are trusted in. `allow_extra` names files and folders that need not be covered.
+    `revocations` is a list, a file or an address, on which it must not be, signed with one of those keys or with
+    `revocation_key`; `timestamp_roots` the roots of authorities whose timestamp it must have.
     """
     path = Path(out)
-    signed = _signature_check(key, trusted_keys)
+    believed = _believed(key, trusted_keys)
+    later = _later_checks(path, believed, revocations, revocation_key, timestamp_roots)
     file = path / CERTIFICATE_NAME
     accepted = f"a folder that holds {CERTIFICATE_NAME}, as `dpmerge merge` makes it"
     if not is_file(file):
@@ -52,7 +63,8 @@ def check_output(
     checks = [Check("form", True)]
     if certificate.version == 1:
         checks.append(Check("version", None, (UNBOUND,)))
-    checks += [signed(certificate), *file_checks(path, certificate, allow_extra)]
+    checks += [_signature(certificate, believed), *file_checks(path, certificate, allow_extra)]
+    checks += later(certificate, text)
     declared: Predicate | None = None
     try:
         declared = declared_in(certificate)
@@ -63,14 +75,43 @@ def check_output(
     return Verification(path, tuple(checks), declared, certificate.content, certificate.files, certificate)
 
 
-def _signature_check(key: Keys, trusted_keys: str | Path | None) -> Callable[[Certificate], Check]:
-    """How a signature is checked; keys that cannot be read are refused before anything is looked at."""
+def _believed(key: Keys, trusted_keys: str | Path | None) -> tuple[TrustedKey, ...]:
+    """The keys that were given; those that cannot be read are refused before anything is looked at."""
     if key is None and trusted_keys is None:
-        return not_signed_for
-    from dpmerge.certificate.trust import signature, trusted
+        return ()
+    from dpmerge.certificate.trust import trusted
 
-    believed = trusted(key, trusted_keys)
-    return lambda certificate: signature(certificate, believed)
+    return trusted(key, trusted_keys)
+
+
+def _signature(certificate: Certificate, believed: tuple[TrustedKey, ...]) -> Check:
+    if not believed:
+        return not_signed_for(certificate)
+    from dpmerge.certificate.trust import signature
+
+    return signature(certificate, believed)
+
+
+def _later_checks(
+    path: Path,
+    believed: tuple[TrustedKey, ...],
+    revocations: str | Path | None,
+    revocation_key: Keys,
+    timestamp_roots: str | Path | None,
+) -> Callable[[Certificate, bytes], Iterable[Check]]:
+    """How a timestamp and revocations are checked; roots and keys that cannot be read are refused at once."""
+    if revocations is None and revocation_key is None and timestamp_roots is None:
+        return lambda _certificate, _text: _unchecked_timestamp(path)
+    from dpmerge.certificate.later_evidence import LaterEvidence
+
+    return LaterEvidence.asked_for(
+        path, believed, revocations=revocations, revocation_key=revocation_key, timestamp_roots=timestamp_roots
+    ).checks
+
+
+def _unchecked_timestamp(path: Path) -> Iterator[Check]:
+    if is_file(path / TIMESTAMP_NAME):
+        yield Check("timestamp", None, ("not checked: no roots were given to check it with",))
 
 
 def _follows(path: Path, certificate: Certificate, declared: Predicate) -> Iterator[Check]:

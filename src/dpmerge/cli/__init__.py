@@ -27,6 +27,8 @@ from dpmerge.cli import (
     merge,
     plan,
     reproduce,
+    revocations,
+    timestamp,
     verify,
 )
 from dpmerge.cli.options import ALLOW, HEADERS_ONLY, PORTFOLIO
@@ -52,6 +54,8 @@ app = typer.Typer(
 )
 app.add_typer(manifest.app, name="manifest")
 app.add_typer(ledger.app, name="ledger")
+app.add_typer(revocations.app, name="revocations")
+app.add_typer(timestamp.app, name="timestamp")
 for verb in (
     example.example,
     plan.plan,

@@ -144,7 +144,10 @@ def upgrade(
 @app.command()
 def schema(
     document: Annotated[
-        str, typer.Argument(metavar="DOCUMENT", help="`run` (a manifest), `plan`, `certificate` or `ledger`.")
+        str,
+        typer.Argument(
+            metavar="DOCUMENT", help="`run` (a manifest), `plan`, `certificate`, `ledger` or `revocations`."
+        ),
     ] = "run",
     as_json: AsJson = False,  # noqa: ARG001  (it is JSON anyway)
 ) -> None:

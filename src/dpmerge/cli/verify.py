@@ -39,6 +39,17 @@ def verify(
     ] = None,
     jobs: Annotated[int, typer.Option(help="Threads for merging again.")] = 2,
     insecure_permissions: INSECURE = False,
+    revocations: Annotated[
+        str | None, typer.Option(metavar="FILE|URL", help="A signed list of revocations, on which it must not be.")
+    ] = None,
+    revocation_key: Annotated[
+        list[Path] | None,
+        typer.Option(help="A public key that may sign that list; again for each. Default: the certificate's keys."),
+    ] = None,
+    timestamp_roots: Annotated[
+        Path | None,
+        typer.Option(metavar="PEM", help="Roots of authorities; of one of them the certificate must have a timestamp."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Is this model what its certificate says, and does the guarantee follow?
@@ -46,7 +57,7 @@ def verify(
     Trusts no stored number: digests, figures and the model card are computed again, the guarantee from the mechanisms
     and the plan inside the certificate. Anything in OUT that is not certified fails, and so does any link. With
     `--portfolio` also that it was made from those runs by who has their salt, and that the ledger beside them (or
-    `--ledger`) has charged it.
+    `--ledger`) has charged it. With `--revocations` also that nobody who may has revoked it, or its key.
 
     Exit codes: 0 verified, 1 not verified (every reason is listed), 2 could not run.
 
@@ -69,6 +80,9 @@ def verify(
             allow_extra=allow_extra or (),
             jobs=jobs,
             insecure_permissions=insecure_permissions,
+            revocations=revocations,
+            revocation_key=revocation_key or None,
+            timestamp_roots=timestamp_roots,
         )
     if as_json:
         print_json(result.document())

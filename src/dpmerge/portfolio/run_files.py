@@ -52,12 +52,12 @@ def require_replaceable(path: Path, schema: str) -> None:
         raise CannotWriteError("output", str(path), remedy, problem=f"output: {path} is something else")
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes, mode: int = 0o600) -> None:
     """Write beside, flush to disk, rename."""
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
-        # For its owner alone: digests of unreleased weights, and seeds, are private.
-        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        # For its owner alone, unless said otherwise: digests of unreleased weights, and seeds, are private.
+        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dpmerge.certificate.predicate import certificate_schema
+from dpmerge.certificate.revocation_list import revocations_schema
 from dpmerge.errors import InvalidInputError
 from dpmerge.ledger.ledger_schema import ledger_schema
 from dpmerge.planning.plan_file import plan_schema
@@ -15,6 +16,7 @@ SCHEMAS = {
     "plan": plan_schema,
     "certificate": certificate_schema,
     "ledger": ledger_schema,
+    "revocations": revocations_schema,
 }
 
 
@@ -22,7 +24,8 @@ def json_schema(document: str = "run") -> dict[str, Any]:
     """The JSON Schema of a document; what it cannot say (rules across fields) is checked when the document is read.
 
     Args:
-        document: `run` (a manifest), `plan`, `certificate` (the predicate inside it) or `ledger` (an export).
+        document: `run` (a manifest), `plan`, `certificate` (the predicate inside it), `ledger` (an export) or
+            `revocations` (a list of them).
 
     Raises:
         InvalidInputError: there is no such document.

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dpmerge.certificate.commitments import CertifiedFile
 from dpmerge.certificate.dsse import CERTIFICATE_NAME, Certificate, read_certificate
-from dpmerge.certificate.output_files import wrong_files
+from dpmerge.certificate.output_files import timestamp_in, wrong_files
 from dpmerge.errors import CannotWriteError, InvalidInputError
 from dpmerge.files import file_digest, is_file, read_bytes
 from dpmerge.ledger.charge import Charge
@@ -125,7 +125,7 @@ def _handed_out(job: ReleaseJob, out: Path) -> Certificate:
 def _copied(place: Path, out: Path, certificate: Certificate) -> None:
     with StagedFolder(out, overwrite=False) as staged:
         try:
-            for name in (*certificate.files, CERTIFICATE_NAME):
+            for name in (*certificate.files, CERTIFICATE_NAME, *timestamp_in(place)):
                 (staged.path / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(place / name, staged.path / name)
             write_card(staged.path, certificate)

@@ -39,6 +39,9 @@ def verify(
     allow_extra: Iterable[str] = (),
     jobs: int = 2,
     insecure_permissions: bool = False,
+    revocations: str | Path | None = None,
+    revocation_key: Keys = None,
+    timestamp_roots: str | Path | None = None,
 ) -> Verification:
     """Check a release: its files, its figures, and as far as they are given its portfolio and its ledger.
 
@@ -52,12 +55,18 @@ def verify(
         allow_extra: Files and folders in `out` that the certificate need not cover.
         jobs: Threads for merging again.
         insecure_permissions: Go on although others may read the portfolio's salt or write the ledger.
+        revocations: A list of revocations on which it must not be, a file or an http(s) address. A list that cannot be
+            read, is stale or is not signed as it should be fails, and so does a certificate that none of the given keys
+            has signed.
+        revocation_key: The public key that list must be signed with, or several; by default those of the certificate.
+        timestamp_roots: Roots, as PEM, of authorities of which its certificate must have a timestamp.
 
     Returns:
         What was found, a check for each thing that was looked at; `verified` if none of them failed.
 
     Raises:
-        InvalidInputError: There is no certificate there, or a key cannot be read.
+        InvalidInputError: There is no certificate there, or a key or the roots cannot be read.
+        MissingExtraError: Roots were given, and the extra `timestamps` is not installed.
         LedgerError: The ledger that was named cannot be read.
 
     >>> from tempfile import TemporaryDirectory
@@ -74,7 +83,15 @@ def verify(
     if rebuild and portfolio is None:
         remedy = "name the portfolio it was made from, portfolio=… (--portfolio)"
         raise InvalidInputError("portfolio", None, remedy, problem="portfolio: nothing to rebuild the output from")
-    result = check_output(out, key=key, trusted_keys=trusted_keys, allow_extra=allow_extra)
+    result = check_output(
+        out,
+        key=key,
+        trusted_keys=trusted_keys,
+        allow_extra=allow_extra,
+        revocations=revocations,
+        revocation_key=revocation_key,
+        timestamp_roots=timestamp_roots,
+    )
     declared = result.declared
     if declared is None:
         return result
