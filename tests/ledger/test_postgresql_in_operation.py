@@ -92,7 +92,7 @@ def test_nobody_but_the_owner_changes_or_deletes_an_entry(team: dict[str, str]) 
 
 
 def test_a_releaser_writes_snapshots(team: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpmerge.ledger.ledger.EVERY", 3)
+    monkeypatch.setattr("dpmerge.ledger.ledger_writer.EVERY", 3)
     for _ in range(6):
         with Ledger.open(team["releaser"]) as ledger:
             ledger.charge(request([A], "a@1"), first)
