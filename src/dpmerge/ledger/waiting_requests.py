@@ -112,4 +112,5 @@ def _release(scope: BudgetScope, content: Mapping[str, Any]) -> str:
     except NoGuaranteeError as error:
         cost = f"no ε at δ = {delta!r} ({error})"
     where = f", to {details['out']}" if "out" in details else ""
+    where += ", replacing what is there" if details.get("overwrite") else ""
     return f"final release ({drawn}{made}; {cost}{where})"

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from securesystemslib.signer import CryptoSigner
+
 from dpmerge.certificate.dsse import CERTIFICATE_NAME
 from dpmerge.certificate.keys import Passphrase, read_private, read_public
 from dpmerge.certificate.verification import check_output
@@ -80,8 +82,11 @@ def recover(
             yield Recovered(charge.release_id, settings.out, None, pending)
 
 
-def abandon(ledger: Ledger, release_id: str) -> None:
-    """Give a pending release up: it stays charged, and what was staged of it goes."""
+def abandon(ledger: Ledger, release_id: str, *, asker: CryptoSigner | None = None) -> None:
+    """Give a pending release up: it stays charged, and what was staged of it goes.
+
+    Where a second person has to approve that, `asker` signs the request, and nothing goes before (ApprovalNeededError).
+    """
     charge = ledger.release(release_id)
     if charge is None:
         raise InvalidInputError("abandon", release_id, "the id of a release in this ledger")
@@ -89,7 +94,7 @@ def abandon(ledger: Ledger, release_id: str) -> None:
     out = Path(settings.out)
     # In a folder that is gone, or of another machine, nobody can be making it.
     with output_lock(out) if out.parent.is_dir() else nullcontext():
-        ledger.abandon(release_id, "given up by whoever keeps the ledger")
+        ledger.abandon(release_id, "given up by whoever keeps the ledger", asker=asker)
         remove_leftovers(out)
     if settings.home.is_dir():
         update_head_checkpoint(ledger, settings.home / WITNESS_NAME)
@@ -124,11 +129,13 @@ def adopt(ledger: Ledger, out: Path, portfolio: Portfolio, *, key: str | Path | 
     return declared.release
 
 
-def accept(ledger: Ledger, portfolio: Portfolio) -> None:
+def accept(ledger: Ledger, portfolio: Portfolio, *, asker: CryptoSigner | None = None) -> None:
     """Go on with the ledger as it is: whoever says so vouches that every output whose entry was lost is adopted."""
     lost = [str(path) for path in witnesses(portfolio) if path.exists() and _lacks(ledger, path)]
     ledger.accept(
-        BudgetScope(portfolio.dataset, portfolio.unit, portfolio.adjacency.value), f"in spite of {', '.join(lost)}"
+        BudgetScope(portfolio.dataset, portfolio.unit, portfolio.adjacency.value),
+        f"in spite of {', '.join(lost)}",
+        asker=asker,
     )
     for path in witnesses(portfolio):
         if path.exists():
