@@ -189,10 +189,11 @@ def recover(
     """Finish releases that were charged and interrupted; or count what a ledger from a backup has lost.
 
     A release that was killed after it was charged is pending. It is finished now, with the draw it was charged with, or
-    given up with `--abandon` (it stays charged: nobody can prove that it was not published). After a ledger was
-    restored from an older backup, name every output made since with `--adopt`, and confirm with `--accept` that there
-    are no others. A certificate without a signature may be forged: without `--key` all that any run holds counts as
-    released. Exit code 3: a second person has to approve `--abandon` or `--accept`; that was requested, and not done.
+    given up with `--abandon` (it stays charged: nobody can prove that it was not published). Locks and half-written
+    files that killed processes left are removed, and listed. After a ledger was restored from an older backup, name
+    every output made since with `--adopt`, and confirm with `--accept` that there are no others. A certificate without
+    a signature may be forged: without `--key` all that any run holds counts as released. Exit code 3: a second person
+    has to approve `--abandon` or `--accept`; that was requested, and not done.
 
     Example: `dpmerge ledger recover examples/mnist`
     """
@@ -211,15 +212,15 @@ def recover(
             passphrase=asked_passphrase,
             progress=progress,
         )
-    names = ("release", "out", "request", "outcome")
+    names = ("release", "out", "request", "removed", "outcome")
     lines = [{name: getattr(each, name) for name in names} for each in done]
     told = [{name: value for name, value in line.items() if value is not None} for line in lines]
     if as_json:
         print_json(told)
     else:
         for line in told:
-            say(line["outcome"] if "request" in line else " ".join(line.values()))
-        if not told:
+            say(_recovered(line))
+        if all("removed" in line for line in told):
             say("Nothing is pending.")
     if any(each.request is not None for each in done):
         raise typer.Exit(WAITING)
@@ -266,6 +267,13 @@ def export(
         document = opened.export(output)
         if output is None:
             print_json(document)
+
+
+def _recovered(line: dict[str, str]) -> str:
+    """One thing that was done, for a person."""
+    if "request" in line:
+        return line["outcome"]
+    return f"removed {line['removed']}" if "removed" in line else " ".join(line.values())
 
 
 for _verb in (approvals.policy, approvals.approve, approvals.deny):

@@ -263,6 +263,12 @@ def entries_after(connection: Connection, seq: int) -> Iterator[Entry]:
         yield Entry(**row._mapping)
 
 
+def entries_of(connection: Connection, kinds: Sequence[str]) -> Iterator[Entry]:
+    """Those of some kinds; whether their chain holds is not asked."""
+    for row in connection.execute(select(ENTRIES).where(ENTRIES.c.kind.in_(kinds)).order_by(ENTRIES.c.seq)):
+        yield Entry(**row._mapping)
+
+
 def entries_at(connection: Connection, ledger: str, numbers: Sequence[int]) -> dict[int, Entry]:
     """Entries by themselves, each of which has its own hash, and which the next one follows."""
     wanted = sorted({number for each in numbers for number in (each, each + 1)})

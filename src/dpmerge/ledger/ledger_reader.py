@@ -22,7 +22,16 @@ from dpmerge.ledger.approvals import Request
 from dpmerge.ledger.budget_report import BudgetReport, budget_report
 from dpmerge.ledger.chain_verification import Verdict, verified
 from dpmerge.ledger.charge import Charge
-from dpmerge.ledger.database import PATIENCE, Database, entries_after, entries_at, hash_at, ledger_row, snapshot
+from dpmerge.ledger.database import (
+    PATIENCE,
+    Database,
+    entries_after,
+    entries_at,
+    entries_of,
+    hash_at,
+    ledger_row,
+    snapshot,
+)
 from dpmerge.ledger.entries import BudgetScope, Entry, now
 from dpmerge.ledger.ledger_schema import LEDGER_SCHEMA
 from dpmerge.ledger.snapshots import restored
@@ -81,6 +90,12 @@ class LedgerReader:
 
     def pending(self) -> list[Charge]:
         return [replace(charge, ledger=self.id) for charge in self._read().pending()]
+
+    def places(self) -> set[str]:
+        """Where outputs were, or were about to be, published."""
+        entries = self._database.read(lambda connection: list(entries_of(connection, ("sealed", "completed"))))
+        pending = (charge.details.get("out") for charge in self.pending())
+        return {str(entry.body["where"]) for entry in entries} | {str(out) for out in pending if out is not None}
 
     def scopes(self) -> list[BudgetScope]:
         return [each.scope for each in self._read().scopes.values()]

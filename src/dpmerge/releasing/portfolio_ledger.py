@@ -39,6 +39,8 @@ from dpmerge.releasing.ledger_location import (
     witness,
     witnesses_below,
 )
+from dpmerge.releasing.leftovers import remove_left_behind
+from dpmerge.releasing.settings import ReleaseSettings
 from dpmerge.terms.portfolio_facts import Allowance
 
 
@@ -46,13 +48,15 @@ from dpmerge.terms.portfolio_facts import Allowance
 class RecoveryStep:
     """One thing a recovery did: with which release or output, and whether something is still to be mended.
 
-    `request` is what waits for approval: then nothing was done.
+    `request` is what waits for approval: then nothing was done. `removed` is a file or folder that a killed process
+    had left.
     """
 
     outcome: str
     release: str | None = None
     out: str | None = None
     request: str | None = None
+    removed: str | None = None
     unsolved: bool = False
 
 
@@ -231,6 +235,8 @@ class PortfolioLedger(ApprovingLedger):
     ) -> list[RecoveryStep]:
         """Finish what was charged and not finished; or give it up; or count what a restored ledger has lost.
 
+        After finishing, locks and half-written files that processes left when they were killed are removed.
+
         Args:
             abandon: Pending releases to give up, by the start of their id; they stay charged. Nothing else is done.
             adopt: Outputs whose entries the ledger has lost. Nothing is finished then.
@@ -255,7 +261,14 @@ class PortfolioLedger(ApprovingLedger):
             return list(self._counted_again(adopt, key, accept, asker))
         if (doubt := self.doubt) is not None:
             raise LedgerError(doubt)
-        return list(self._finished(jobs, passphrase, progress))
+        return [*self._finished(jobs, passphrase, progress), *self._cleaned()]
+
+    def _cleaned(self) -> Iterator[RecoveryStep]:
+        beside = Path(self.where).parent if self._database.is_sqlite else None
+        settings = (ReleaseSettings.read(charge.details) for charge in self.pending())
+        homes = [self._portfolio, beside, *(each.home for each in settings)]
+        for path in remove_left_behind(self, [_folder(home) for home in homes if home is not None]):
+            yield RecoveryStep(removed=str(path), outcome="removed: whoever was writing it is gone")
 
     def _abandoned(self, starts: Sequence[str], asker: CryptoSigner | None) -> list[RecoveryStep]:
         ids = [self._pending_id(start) for start in starts]
@@ -311,6 +324,10 @@ class PortfolioLedger(ApprovingLedger):
             outcome += "" if each.problem is None else f": {each.problem}"
             unsolved = each.pending or each.problem is not None
             yield RecoveryStep(release=each.release_id, out=each.out, outcome=outcome, unsolved=unsolved)
+
+
+def _folder(portfolio: Path) -> Path:
+    return (portfolio.parent if portfolio.suffix in (".yaml", ".yml") else portfolio).absolute()
 
 
 def _or_waiting(step: Callable[[], RecoveryStep], *, release: str | None = None) -> RecoveryStep:

@@ -72,7 +72,7 @@ def recover(
                 job = ReleaseJob(
                     ledger=ledger, charge=charge, portfolio=portfolio, jobs=jobs, progress=progress, unlock=unlock
                 )
-                with output_lock(out) as release_lock:
+                with output_lock(out, portfolio.path) as release_lock:
                     publish(job, out, release_lock)
                 pending = False
                 witness(ledger, portfolio)
@@ -93,11 +93,12 @@ def abandon(ledger: Ledger, release_id: str, *, asker: CryptoSigner | None = Non
     settings = ReleaseSettings.read(charge.details)
     out = Path(settings.out)
     # In a folder that is gone, or of another machine, nobody can be making it.
-    with output_lock(out) if out.parent.is_dir() else nullcontext():
+    home = settings.home if settings.home.is_dir() else None
+    with output_lock(out, home) if out.parent.is_dir() else nullcontext():
         ledger.abandon(release_id, "given up by whoever keeps the ledger", asker=asker)
         remove_leftovers(out)
-    if settings.home.is_dir():
-        update_head_checkpoint(ledger, settings.home / WITNESS_NAME)
+    if home is not None:
+        update_head_checkpoint(ledger, home / WITNESS_NAME)
 
 
 def adopt(ledger: Ledger, out: Path, portfolio: Portfolio, *, key: str | Path | None = None) -> str:

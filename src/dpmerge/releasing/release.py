@@ -178,7 +178,10 @@ def release(
     require_writable(target, overwrite=True)
     if new := is_missing(place):  # nothing can be known or pending there: what cannot be made leaves no ledger behind
         require_makeable(portfolio, terms, settings, place, jobs, every_byte=final)
-    with output_lock(target) as release_lock, opened_ledger(place, portfolio, insecure_permissions) as opened:
+    with (  # the ledger first: who is killed here leaves something that `recover` can be asked about
+        opened_ledger(place, portfolio, insecure_permissions) as opened,
+        output_lock(target, portfolio.path) as release_lock,
+    ):
         require_whole_ledger(opened, portfolio, target)
         proposed = proposed_charge(portfolio, terms, details=settings.document(), final=final, request_key=request_key)
         require_private_salt(portfolio, insecure_permissions)
