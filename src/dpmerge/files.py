@@ -154,7 +154,8 @@ def partial_file(path: Path) -> Iterator[tuple[Path, BinaryIO]]:
             yield beside, file
     finally:
         with suppress(OSError):  # it would hide what went wrong
-            beside.unlink(missing_ok=True)
+            if os.path.lexists(beside):
+                beside.unlink()
 
 
 @contextmanager

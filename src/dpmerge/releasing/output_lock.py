@@ -55,14 +55,13 @@ def output_lock(out: Path, noted_in: Path | None = None) -> Iterator[Callable[[]
         descriptor = _locked(lock, out)
 
         def let_go() -> None:
-            if is_at(lock, descriptor):  # after the first time it may be another process's
+            if _is_ours(lock, descriptor):  # after the first time it may be another process's
                 _removed(lock)
 
         try:
             yield let_go
         finally:
-            with suppress(OSError):
-                let_go()
+            let_go()
             with suppress(OSError):
                 os.close(descriptor)
 
@@ -108,7 +107,15 @@ def _noted(out: Path, home: Path | None) -> Iterator[None]:
     finally:
         if note is not None:
             _removed(note[0])
-            os.close(note[1])
+            with suppress(OSError):
+                os.close(note[1])
+
+
+def _is_ours(lock: Path, descriptor: int) -> bool:
+    try:
+        return is_at(lock, descriptor)
+    except OSError:  # nobody can tell; it stays
+        return False
 
 
 def _removed(lock: Path) -> None:
