@@ -18,8 +18,10 @@ from dpmerge.errors import ApprovalNeededError
 from dpmerge.ledger.ledger_schema import ApprovalBody, ChargeBody, PolicyBody, RequestBody
 from dpmerge.releasing.ledger_location import LEDGER_NAME
 from dpmerge.terms.documents import validated
+from page_commands import blocks, run_command, run_python
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "mnist"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "second-person.md"
 TARGET = ("--epsilon", "0.12", "--delta", "1e-5")
 WAITING = 3
 
@@ -241,6 +243,23 @@ def test_policies_requests_and_approvals_are_as_the_schema_says(team: Team) -> N
         if entry["kind"] in models:
             validated(models[entry["kind"]], entry["body"], entry["kind"])  # type: ignore[type-var]
     assert {entry["kind"] for entry in exported} >= set(models)
+
+
+def test_the_page_of_two_people_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(EXAMPLE, tmp_path / "models")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DPMERGE_LEDGER", raising=False)
+    for kind, content in blocks(PAGE):
+        if kind == "python":
+            run_python(content, {}, PAGE)
+        for command in content.strip().splitlines() if kind == "sh" else ():
+            if "REQUEST" in command:
+                [request] = json.loads(run_command("dpmerge ledger show models --json"))["requests"]
+                command = command.replace("REQUEST", request["id"])
+            run_command(command)
+    with dpm.Ledger.of("models") as ledger:
+        assert ledger.verify().ok
+        assert ledger.policy().days == 14
 
 
 @pytest.mark.parametrize("person", ["ann", "=file", "ann=", "ann=missing.pub"])
