@@ -46,9 +46,10 @@ from dpmerge.planning.plan import Plan
 from dpmerge.planning.stated_weights import stated_weights
 from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.portfolio.tensors import read_header, weights_digest
+from dpmerge.releasing.commitment_salt import SALT_NAME
 from dpmerge.releasing.ledger_location import LEDGER_NAME, WITNESS_NAME
+from dpmerge.releasing.portfolio_ledger import PortfolioLedger
 from dpmerge.releasing.rebuild import rebuilt
-from dpmerge.releasing.recover import recover
 from dpmerge.releasing.release import release
 from dpmerge.releasing.verifying import verify
 from dpmerge.terms.candidate_terms import CandidateTerms, Choice, Part, Seen
@@ -337,6 +338,14 @@ def hidden(place: Path) -> list[str]:
     return sorted(path.name for path in place.iterdir() if path.name.startswith("."))
 
 
+def left_behind(home: Path, place: Path) -> list[str]:
+    """What is in a portfolio and beside its outputs that belongs to no finished release."""
+    runs = [folder for folder in sorted(home.iterdir()) if folder.is_dir()]
+    found = [name for folder in (place, home, *runs) for name in hidden(folder)]
+    found += [path.name for path in home.iterdir() if path.name.startswith(f"{LEDGER_NAME}-")]
+    return [name for name in found if name not in (WITNESS_NAME, SALT_NAME)]
+
+
 def expected_files(planned: Plan, folder: Path) -> list[dict[str, str] | None]:
     """The files of each candidate, made without releasing them; None where noise is added."""
     made: list[dict[str, str] | None] = []
@@ -375,6 +384,7 @@ class Kills:
     phases: Counter[str] = field(default_factory=Counter)
     recoveries: int = 0
     recoveries_killed: int = 0
+    removed: int = 0
     draws: Counter[int] = field(default_factory=Counter)
     violations: list[str] = field(default_factory=list)
 
@@ -456,11 +466,12 @@ class Victim:
             yield from (f"{found}, recovery killed: {problem}" for problem in problems)
             if charged is not None and not made and self.out.exists() and release_in(self.out) == charged.release_id:
                 made, present, inode = True, digests(self.out), self.out.stat().st_ino
-        with Ledger.open(self.home / LEDGER_NAME) as ledger:
-            for each in recover(ledger):
-                kills.recoveries += 1
-                if each.problem is not None:
-                    yield f"{found}: recovery failed: {each.problem}"
+        with PortfolioLedger.of(self.home) as ledger:
+            for step in ledger.recover():
+                kills.recoveries += step.removed is None
+                kills.removed += step.removed is not None
+                if step.unsolved:
+                    yield f"{found}: recovery failed: {step.outcome}"
             yield from self._after_the_recovery(ledger, found, charged)
         if made and (self.out.stat().st_ino != inode or digests(self.out) != present):
             yield f"{found}: what had been published was made again"
@@ -469,17 +480,15 @@ class Victim:
 
     def _recovery(self) -> Callable[[], object]:
         def work() -> None:
-            with Ledger.open(self.home / LEDGER_NAME) as ledger:
-                list(recover(ledger))
+            with PortfolioLedger.of(self.home) as ledger:
+                ledger.recover()
 
         return work
 
     def _after_the_recovery(self, ledger: Ledger, found: str, charged: Charge | None) -> Iterator[str]:
         if ledger.pending():
             yield f"{found}: something is pending after recovery"
-        # A lock of a process that died before it charged anything is there until the place is used again.
-        left = [name for name in hidden(self.place) if charged is not None or not name.endswith(".lock")]
-        yield from (f"{found}: left behind: {name}" for name in left)
+        yield from (f"{found}: left behind: {name}" for name in left_behind(self.home, self.place))
         portfolio = loaded(self.home)
         problems = [*broken(ledger, self.home), *leaks(self.place, ledger, portfolio)]
         yield from (f"{found}, recovered: {problem}" for problem in problems)
@@ -515,6 +524,78 @@ def killed(models: Path, scratch: Path, *, kills: int, seed: int, wanted: Iterab
     for number in range(kills):
         victims[number % len(victims)].killed_once(number, done)
     return done
+
+
+# Kills before every change to the disk
+
+CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link"}
+
+
+@dataclass
+class Swept:
+    """What was killed, how often something was left that recovery removed, and what was wrong afterwards."""
+
+    kills: int = 0
+    removed: int = 0
+    violations: list[str] = field(default_factory=list)
+
+
+def kills_before_changes(models: Path, scratch: Path, *, overwrite: bool, every: int = 1) -> Swept:
+    """Kill a release before its first change to the disk, then another before the next, and so on; recover each."""
+    swept, number, count = Swept(), 0, 1
+    while number <= count:
+        folder = scratch / f"before-{number}"
+        home, place = linked(models, folder / "portfolio"), folder / "outputs"
+        place.mkdir()
+        planned = average(loaded(home))
+        if overwrite:
+            release(planned, out=place / "out")
+        if number == 0:
+            ended = _killed_before(None, planned, place / "out", folder, overwrite=overwrite)
+            count = int(ended.value)
+        else:
+            ended = _killed_before(number, planned, place / "out", folder, overwrite=overwrite)
+            swept.kills += 1
+            swept.violations += [f"before change {number}: {problem}" for problem in _after(ended, home, place, swept)]
+        shutil.rmtree(folder)
+        number += every
+    return swept
+
+
+def _killed_before(number: int | None, planned: Plan, out: Path, below: Path, *, overwrite: bool) -> Ended:
+    """Make a release in a child that dies before change `number`; how many there were if it did not."""
+
+    def work() -> int:
+        seen = 0
+
+        def hook(event: str, arguments: tuple[Any, ...]) -> None:
+            nonlocal seen
+            creates = event == "open" and isinstance(arguments[2], int) and bool(arguments[2] & os.O_CREAT)
+            if (creates or event in CHANGES) and str(below) in str(arguments[0]):
+                seen += 1
+                if seen == number:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(hook)
+        release(planned, out=out, overwrite=overwrite)
+        return seen
+
+    return Child(work).ended()
+
+
+def _after(ended: Ended, home: Path, place: Path, swept: Swept) -> Iterator[str]:
+    if ended.how != "killed":
+        yield f"{ended.how}: {ended.error}"
+    if (home / LEDGER_NAME).exists():
+        with PortfolioLedger.of(home) as ledger:
+            steps = ledger.recover()
+            yield from broken(ledger, home)
+            yield from leaks(place, ledger, loaded(home))
+        yield from (f"recovery failed: {step.outcome}" for step in steps if step.unsolved)
+        swept.removed += any(step.removed is not None for step in steps)
+    yield from (f"left behind: {name}" for name in left_behind(home, place))
+    if [path.name for path in place.iterdir()] not in ([], ["out"]):
+        yield "something beside the output is left"
 
 
 # Many at once
@@ -614,10 +695,19 @@ def main() -> int:
         phases = ", ".join(f"{count} {found}" for found, count in done.phases.most_common())
         console.print(
             f"killed {options.kills} releases ({phases}), finished {done.recoveries} of them after killing "
-            f"{done.recoveries_killed} recoveries, {time.monotonic() - began:.1f} s"
+            f"{done.recoveries_killed} recoveries, removed {done.removed} leftovers, {time.monotonic() - began:.1f} s"
         )
         wrong += done.violations
         small = write_models(folder / "small")
+        for overwrite in (False, True):
+            began = time.monotonic()
+            swept = kills_before_changes(small, folder / f"changes-{overwrite}", overwrite=overwrite)
+            said = f"{swept.kills} changes to the disk{' (overwriting)' if overwrite else ''}"
+            console.print(
+                f"killed a release before each of {said}: "
+                f"something was left {swept.removed} times and removed, {time.monotonic() - began:.1f} s"
+            )
+            wrong += swept.violations
         with postgresql(folder) as server:
             for kind, where in (("SQLite", None), ("PostgreSQL", server)):
                 began = time.monotonic()

@@ -23,6 +23,7 @@
     │   ├── TargetOutOfReachError   no release of this portfolio meets the target (the command line exits with 1)
     │   ├── CapExceededError        a release that would pass the cap on its data; nothing was charged
     │   └── RunsLockedError         runs that a final release has locked, or a final release of runs seen before
+    ├── ApprovalNeededError         something a second person must approve; it was requested, and not done (exit code 3)
     ├── LedgerError                 a ledger that cannot be used
     │   ├── LedgerBrokenError       its chain of entries does not hold, or known entries are missing
     │   └── LedgerUnavailableError * its file or database cannot be opened, read, written or locked
@@ -38,6 +39,7 @@ the value found there and what would be accepted ("delta: got 2; accepted: …")
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, Self
 
@@ -343,6 +345,37 @@ class RunsLockedError(NoGuaranteeError):
 
     What to do: use other runs; what is locked stays locked.
     """
+
+
+class ApprovalNeededError(DpmergeError):
+    """Others have to approve this first, by the ledger's policy; it was requested, and nothing else was done.
+
+    What to do: have `people` approve the request (`dpmerge ledger approve`), then do the same again; the command line
+    exits with 3.
+
+    Args:
+        request: The id of the request.
+        what: What would be done.
+        missing: How many people have still to approve.
+        people: Who may.
+        expires: Until when.
+        ledger: Where the ledger is.
+    """
+
+    def __init__(
+        self, request: str, what: str, *, missing: int, people: Iterable[str], expires: str, ledger: str
+    ) -> None:
+        self.request, self.what, self.missing = request, what, missing
+        self.people, self.expires, self.ledger = tuple(people), expires, ledger
+        of = f"{missing} of {', '.join(self.people)}"
+        super().__init__(
+            f"waiting for approval, and nothing was done: {what}; {of} must approve it until {expires[:16]} UTC "
+            f"(dpmerge ledger approve {request[:16]} --ledger {ledger} --key KEY), then do the same again"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        named = {name: getattr(self, name) for name in ("missing", "people", "expires", "ledger")}
+        return partial(type(self), **named), (self.request, self.what)
 
 
 class LedgerError(DpmergeError):

@@ -1,16 +1,20 @@
 """Files, read without trusting them: only regular ones, none waited for, none beyond a limit.
 
 Guarantees: a pipe, a device or a file of holes is refused before a byte is read; a digest is of exactly the bytes that
-were there when it began.
+were there when it began. What is being written is locked: a leftover is known by a lock that nobody holds.
 Refuses (OSError, or InvalidInputError from `read_bytes`): everything else.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import os
+import secrets
 import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -95,5 +99,78 @@ def sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def try_lock(descriptor: int) -> bool:
+    """Lock a file or folder; False if somebody else has it locked."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def is_at(path: Path, descriptor: int) -> bool:
+    """Whether what was opened is still what is found there."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def made_and_locked(make: Callable[[], tuple[Path, int] | None]) -> tuple[Path, int]:
+    """What `make` makes and opens, locked; made again if somebody took it for a dead process's before it was.
+
+    `make` gives None if what it made was gone before it could be opened.
+
+    Where the file system has no locks it is not locked; who looks for leftovers there cannot lock it either.
+    """
+    while True:
+        made = make()
+        if made is None:
+            continue
+        path, descriptor = made
+        try:
+            if try_lock(descriptor) and is_at(path, descriptor):
+                return path, descriptor
+        except OSError:
+            return path, descriptor
+        os.close(descriptor)
+
+
+@contextmanager
+def partial_file(path: Path, mode: int = 0o600) -> Iterator[tuple[Path, BinaryIO]]:
+    """A new file beside `path`, for its owner alone unless said otherwise, open and locked; gone unless renamed."""
+
+    def make() -> tuple[Path, int]:
+        beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+        return beside, os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+
+    beside, descriptor = made_and_locked(make)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield beside, file
+    finally:
+        with suppress(OSError):  # it would hide what went wrong
+            if os.path.lexists(beside):
+                beside.unlink()
+
+
+@contextmanager
+def nobodys(path: Path) -> Iterator[int | None]:
+    """A file or folder that no living process has locked, locked meanwhile; None if one has, or nobody can tell."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        yield None
+        return
+    try:
+        try:
+            dead = try_lock(descriptor) and is_at(path, descriptor)
+        except OSError:
+            dead = False
+        yield descriptor if dead else None
     finally:
         os.close(descriptor)

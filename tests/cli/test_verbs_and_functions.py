@@ -35,6 +35,7 @@ PRINTING = {"as_json": "how the result is printed, not what it is"}
 CHECKED = {"delta": "the δ of the check that is printed: check_manifest"}
 PROGRESS = {"progress": "a function to call while working; the verb draws a bar with it"}
 PASSPHRASE = {"passphrase": "the verb asks for it at the terminal, or takes it from the environment"}
+CONFIRMED = {"yes": "the verb shows the request and asks at the terminal, unless this is given"}
 LOADED = "a portfolio is loaded before: Portfolio.load has --allow and --headers-only"
 LOAD = {
     "portfolio": (dpm.Portfolio.load, "path"),
@@ -165,7 +166,14 @@ VERBS = {
     "ledger spent": Verb(
         function=dpm.Ledger.reports, elsewhere=OPENED, only_python={"newest": "the verb lists no releases"}
     ),
-    "ledger cap": Verb(function=dpm.Ledger.cap),
+    "ledger cap": Verb(function=dpm.Ledger.cap, only_python=PASSPHRASE),
+    "ledger policy": Verb(
+        function=dpm.Ledger.change_policy, renamed={"person": "people"}, elsewhere=OPENED, only_python=PASSPHRASE
+    ),
+    "ledger approve": Verb(
+        function=dpm.Ledger.approve, elsewhere=OPENED, only_command=CONFIRMED, only_python=PASSPHRASE
+    ),
+    "ledger deny": Verb(function=dpm.Ledger.deny, elsewhere=OPENED, only_command=CONFIRMED, only_python=PASSPHRASE),
     "ledger recover": Verb(function=dpm.Ledger.recover, elsewhere=OPENED, only_python={**PROGRESS, **PASSPHRASE}),
     "ledger verify": Verb(function=dpm.Ledger.verify, elsewhere=OPENED),
     "ledger export": Verb(function=dpm.Ledger.export, elsewhere=OPENED),

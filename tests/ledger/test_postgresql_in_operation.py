@@ -16,10 +16,11 @@ import pytest
 from soak.ledger import postgresql
 from sqlalchemy import Connection, Engine
 
-from dpmerge.errors import LedgerUnavailableError
+from dpmerge.errors import ApprovalNeededError, LedgerUnavailableError
 from dpmerge.ledger import Cap, Ledger
 from dpmerge.ledger import postgresql as connections
 from ledger.releases import SCOPE, first, request, run
+from ledger.test_approvals import ANN, BOB, TWO
 
 A = run("a", 40.0)
 CAP = Cap(epsilon=2.0, delta=1e-5, rule="gaussian_filter")
@@ -77,6 +78,25 @@ def test_each_role_may_do_what_the_page_says_and_no_more(team: dict[str, str]) -
         assert ledger.verify().ok
 
 
+def test_policies_are_an_officers_and_requests_and_approvals_a_releasers(team: dict[str, str]) -> None:
+    with Ledger.open(team["releaser"]) as ledger, pytest.raises(LedgerUnavailableError, match="row-level security"):
+        ledger.set_policy(TWO)
+    with Ledger.open(team["officer"]) as ledger:
+        ledger.set_policy(TWO)
+    with Ledger.open(team["auditor"]) as ledger:
+        assert ledger.policy() == TWO
+    with Ledger.open(team["releaser"]) as ledger:
+        with pytest.raises(ApprovalNeededError) as waiting:
+            ledger.set_cap(SCOPE, CAP, asker=ANN)
+        ledger.decide(waiting.value.request, "approved", BOB)
+        with pytest.raises(LedgerUnavailableError, match="row-level security"):
+            ledger.set_cap(SCOPE, CAP)
+    with Ledger.open(team["officer"]) as ledger:
+        ledger.set_cap(SCOPE, CAP)
+        assert ledger.verify().ok
+        assert ledger.is_capped(SCOPE)
+
+
 def test_nobody_but_the_owner_changes_or_deletes_an_entry(team: dict[str, str]) -> None:
     for role, statement in (
         (role, statement)
@@ -92,7 +112,7 @@ def test_nobody_but_the_owner_changes_or_deletes_an_entry(team: dict[str, str]) 
 
 
 def test_a_releaser_writes_snapshots(team: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpmerge.ledger.ledger.EVERY", 3)
+    monkeypatch.setattr("dpmerge.ledger.ledger_writer.EVERY", 3)
     for _ in range(6):
         with Ledger.open(team["releaser"]) as ledger:
             ledger.charge(request([A], "a@1"), first)

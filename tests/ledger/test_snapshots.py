@@ -11,7 +11,7 @@ import pytest
 
 from dpmerge.errors import CapExceededError, LedgerBrokenError, RunsLockedError
 from dpmerge.ledger import Cap, Charge, Ledger
-from dpmerge.ledger import ledger as ledger_module
+from dpmerge.ledger import ledger_writer as ledger_module
 from dpmerge.ledger.entries import canonical, seal
 from dpmerge.ledger.snapshots import snapshot_text
 from dpmerge.ledger.state import fold

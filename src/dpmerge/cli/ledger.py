@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dpmerge.cli.options import ALLOW, INSECURE, LEDGER, asked_passphrase
-from dpmerge.cli.terminal import AsJson, bytes_shown, one_line_errors, print_json, say, wide_console
+from dpmerge.cli import approvals
+from dpmerge.cli.options import ALLOW, INSECURE, LEDGER, LEDGER_OF, REQUESTER_KEY, asked_passphrase, opened_ledger
+from dpmerge.cli.terminal import WAITING, AsJson, bytes_shown, one_line_errors, print_json, say, wide_console
 from dpmerge.errors import printable
 
 if TYPE_CHECKING:
     from dpmerge.ledger.budget_report import BudgetReport
-    from dpmerge.releasing.portfolio_ledger import PortfolioLedger
 
 app = typer.Typer(
     help="What was released of the data, what it has cost together, and the cap on it.",
@@ -22,12 +22,6 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 
-WHERE = Annotated[
-    Path | None,
-    typer.Argument(
-        metavar="PORTFOLIO", help="The portfolio whose ledger is meant: a folder of runs. Or give `--ledger`."
-    ),
-]
 NEWEST = 50
 """So many releases are listed; more than that nobody reads."""
 AT_DELTA = Annotated[float, typer.Option(help="The δ at which ε is given.")]
@@ -35,7 +29,7 @@ AT_DELTA = Annotated[float, typer.Option(help="The δ at which ε is given.")]
 
 @app.command()
 def show(
-    portfolio: WHERE = None,
+    portfolio: LEDGER_OF = None,
     ledger: LEDGER = None,
     delta: AT_DELTA = 1e-5,
     everything: Annotated[
@@ -44,29 +38,36 @@ def show(
     insecure_permissions: INSECURE = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the releases, how far each run was looked at, what it has cost together, and the cap.
+    """List the releases, how far each run was looked at, what it has cost together, the cap, and what waits.
 
     Example: `dpmerge ledger show examples/mnist`
     """
-    with one_line_errors(), _opened(portfolio, ledger, insecure_permissions) as opened:
+    with one_line_errors(), opened_ledger(portfolio, ledger, insecure_permissions) as opened:
         reports = opened.reports(delta=delta, newest=None if everything or as_json else NEWEST)
-        doubt = opened.doubt
+        doubt, policy, requests = opened.doubt, opened.policy(), opened.requests()
         _warn(doubt)
         if as_json:
-            print_json({"ledger": opened.id, "doubt": doubt, "scopes": [_document(each) for each in reports]})
+            document = {"ledger": opened.id, "doubt": doubt, "scopes": [_document(each) for each in reports]}
+            waiting = [approvals.request_document(each) for each in requests]
+            print_json({**document, "policy": policy.body(), "requests": waiting})
             return
         from dpmerge.cli.ledger_table import print_budget
+        from dpmerge.ledger.waiting_requests import described_policy
 
         console = wide_console()
         if not reports:
             console.print(f"{printable(opened.where)}: nothing has been released or capped yet")
         for each in reports:
             print_budget(each, console)
+        if policy.needs_others:
+            say(described_policy(policy))
+        for request in requests:
+            say(*approvals.request_lines(request))
 
 
 @app.command()
 def spent(
-    portfolio: WHERE = None,
+    portfolio: LEDGER_OF = None,
     ledger: LEDGER = None,
     delta: AT_DELTA = 1e-5,
     insecure_permissions: INSECURE = False,
@@ -76,7 +77,7 @@ def spent(
 
     Example: `dpmerge ledger spent examples/mnist --delta 1e-5`
     """
-    with one_line_errors(), _opened(portfolio, ledger, insecure_permissions) as opened:
+    with one_line_errors(), opened_ledger(portfolio, ledger, insecure_permissions) as opened:
         reports = opened.reports(delta=delta, newest=0)
         _warn(opened.doubt)
         if as_json:
@@ -118,6 +119,7 @@ def cap(
     ] = None,
     ledger: LEDGER = None,
     allow: ALLOW = None,
+    requester_key: REQUESTER_KEY = None,
     insecure_permissions: INSECURE = False,
     as_json: AsJson = False,
 ) -> None:
@@ -125,11 +127,11 @@ def cap(
 
     The privacy filter is fixed with the cap. A release that would pass the cap is refused (exit code 1) and not
     charged. Set the cap before the first release: set later, it holds only if whoever set it did not look at what had
-    been released.
+    been released. Exit code 3: a second person has to approve it, and nothing was capped.
 
     Example: `dpmerge ledger cap examples/mnist --epsilon 2 --delta 1e-5 --filter gaussian_filter`
     """
-    with one_line_errors():
+    with one_line_errors(as_json=as_json):
         from dpmerge.releasing.portfolio_ledger import PortfolioLedger
 
         report = PortfolioLedger.cap(
@@ -141,6 +143,8 @@ def cap(
             order=order,
             ledger=ledger,
             allow=allow or (),  # type: ignore[arg-type]
+            requester_key=requester_key,
+            passphrase=asked_passphrase,
             insecure_permissions=insecure_permissions,
         )
         if as_json:
@@ -153,7 +157,7 @@ def cap(
 
 @app.command()
 def recover(
-    portfolio: WHERE = None,
+    portfolio: LEDGER_OF = None,
     ledger: LEDGER = None,
     abandon: Annotated[
         list[str] | None,
@@ -178,22 +182,24 @@ def recover(
         ),
     ] = False,
     jobs: Annotated[int, typer.Option(help="Threads for merging.")] = 2,
+    requester_key: REQUESTER_KEY = None,
     insecure_permissions: INSECURE = False,
     as_json: AsJson = False,
 ) -> None:
     """Finish releases that were charged and interrupted; or count what a ledger from a backup has lost.
 
     A release that was killed after it was charged is pending. It is finished now, with the draw it was charged with, or
-    given up with `--abandon` (it stays charged: nobody can prove that it was not published). After a ledger was
-    restored from an older backup, name every output made since with `--adopt`, and confirm with `--accept` that there
-    are no others. A certificate without a signature may be forged: without `--key` all that any run holds counts as
-    released.
+    given up with `--abandon` (it stays charged: nobody can prove that it was not published). Locks and half-written
+    files that killed processes left are removed, and listed. After a ledger was restored from an older backup, name
+    every output made since with `--adopt`, and confirm with `--accept` that there are no others. A certificate without
+    a signature may be forged: without `--key` all that any run holds counts as released. Exit code 3: a second person
+    has to approve `--abandon` or `--accept`; that was requested, and not done.
 
     Example: `dpmerge ledger recover examples/mnist`
     """
     with (
         one_line_errors("what is not finished stays pending"),
-        _opened(portfolio, ledger, insecure_permissions) as opened,
+        opened_ledger(portfolio, ledger, insecure_permissions) as opened,
         bytes_shown("merging") as progress,
     ):
         done = opened.recover(
@@ -202,25 +208,29 @@ def recover(
             key=key,
             accept=accept,
             jobs=jobs,
+            requester_key=requester_key,
             passphrase=asked_passphrase,
             progress=progress,
         )
-    lines = [{"release": each.release, "out": each.out, "outcome": each.outcome} for each in done]
+    names = ("release", "out", "request", "removed", "outcome")
+    lines = [{name: getattr(each, name) for name in names} for each in done]
     told = [{name: value for name, value in line.items() if value is not None} for line in lines]
     if as_json:
         print_json(told)
     else:
         for line in told:
-            say(" ".join(line.values()))
-        if not told:
+            say(_recovered(line))
+        if all("removed" in line for line in told):
             say("Nothing is pending.")
+    if any(each.request is not None for each in done):
+        raise typer.Exit(WAITING)
     if any(each.unsolved for each in done):
         raise typer.Exit(2)
 
 
 @app.command()
 def verify(
-    portfolio: WHERE = None, ledger: LEDGER = None, insecure_permissions: INSECURE = False, as_json: AsJson = False
+    portfolio: LEDGER_OF = None, ledger: LEDGER = None, insecure_permissions: INSECURE = False, as_json: AsJson = False
 ) -> None:
     """Check that no entry was changed or lost, and count every cost again.
 
@@ -228,7 +238,7 @@ def verify(
 
     Example: `dpmerge ledger verify examples/mnist`
     """
-    with one_line_errors(), _opened(portfolio, ledger, insecure_permissions) as opened:
+    with one_line_errors(), opened_ledger(portfolio, ledger, insecure_permissions) as opened:
         verdict = opened.verify()
     if as_json:
         print_json(dataclasses.asdict(verdict))
@@ -244,7 +254,7 @@ def verify(
 
 @app.command()
 def export(
-    portfolio: WHERE = None,
+    portfolio: LEDGER_OF = None,
     ledger: LEDGER = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="A file; default: standard output.")] = None,
     insecure_permissions: INSECURE = False,
@@ -253,21 +263,26 @@ def export(
 
     Example: `dpmerge ledger export examples/mnist -o ledger.json`
     """
-    with one_line_errors(), _opened(portfolio, ledger, insecure_permissions) as opened:
+    with one_line_errors(), opened_ledger(portfolio, ledger, insecure_permissions) as opened:
         document = opened.export(output)
         if output is None:
             print_json(document)
 
 
+def _recovered(line: dict[str, str]) -> str:
+    """One thing that was done, for a person."""
+    if "request" in line:
+        return line["outcome"]
+    return f"removed {line['removed']}" if "removed" in line else " ".join(line.values())
+
+
+for _verb in (approvals.policy, approvals.approve, approvals.deny):
+    app.command()(_verb)
+
+
 def _warn(doubt: str | None) -> None:
     if doubt is not None:
         say(f"warning: {' '.join(doubt.split())}", err=True)
-
-
-def _opened(portfolio: Path | None, ledger: str | None, insecure_permissions: bool) -> PortfolioLedger:
-    from dpmerge.releasing.portfolio_ledger import PortfolioLedger
-
-    return PortfolioLedger.of(portfolio, ledger=ledger, insecure_permissions=insecure_permissions)
 
 
 def _document(report: BudgetReport) -> dict[str, Any]:

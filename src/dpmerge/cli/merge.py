@@ -13,6 +13,7 @@ from dpmerge.cli.options import (
     INSECURE,
     LEDGER,
     PORTFOLIO,
+    REQUESTER_KEY,
     asked_passphrase,
     ledger_place,
     loaded_portfolio,
@@ -72,6 +73,7 @@ def merge(
     ] = False,
     jobs: Annotated[int, typer.Option(help="Threads that read, add up, hash and write.")] = 2,
     allow: ALLOW = None,
+    requester_key: REQUESTER_KEY = None,
     insecure_permissions: INSECURE = False,
     as_json: AsJson = False,
 ) -> None:
@@ -83,11 +85,12 @@ def merge(
 
     Without `--final` the release is priced so that others may follow it (as a joint release). Exit code 1: nothing
     meets the target, or the cap on this data is reached; then nothing is charged and nothing written. Exit code 2: bad
-    input, or a failure; if something was charged by then, a note says so.
+    input, or a failure; if something was charged by then, a note says so. Exit code 3: a second person has to approve
+    this final release; it was requested, and nothing was charged or drawn.
 
     Example: `dpmerge merge examples/mnist --epsilon 0.8 --delta 1e-5 -o merged`
     """
-    with one_line_errors(INTERRUPTED):
+    with one_line_errors(INTERRUPTED, as_json=as_json):
         from dpmerge.merging.adapter_starts import allowing_adapter_starts
         from dpmerge.releasing.charge_notes import noting
         from dpmerge.releasing.prepare import prepare
@@ -128,6 +131,7 @@ def merge(
                 audit=audit,
                 jobs=jobs,
                 progress=progress,
+                requester_key=requester_key,
                 passphrase=asked_passphrase,
                 insecure_permissions=insecure_permissions,
             )

@@ -16,6 +16,7 @@ from dpmerge.errors import CannotWriteError, InvalidInputError, printable
 
 if TYPE_CHECKING:
     from dpmerge.portfolio.portfolio import Portfolio
+    from dpmerge.releasing.portfolio_ledger import PortfolioLedger
 
 PASSPHRASE = "DPMERGE_KEY_PASSPHRASE"  # noqa: S105  (where it is, not what it is)
 
@@ -63,6 +64,19 @@ LEDGER = Annotated[
         help="The ledger of releases: a file, or postgresql://…; default: the one beside the portfolio.",
     ),
 ]
+LEDGER_OF = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="PORTFOLIO", help="The portfolio whose ledger is meant: a folder of runs. Or give `--ledger`."
+    ),
+]
+REQUESTER_KEY = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="DPMERGE_REQUESTER_KEY",
+        help="Your private key, to sign the request where the ledger's policy asks for a second person.",
+    ),
+]
 HEADERS_ONLY = Annotated[
     bool,
     typer.Option("--headers-only", help="Read the headers of weight files only: faster, but digests are not checked."),
@@ -108,6 +122,14 @@ def ledger_place(portfolio: Path | None, ledger: str | None) -> str | Path:
     from dpmerge.releasing.ledger_location import ledger_of
 
     return ledger_of(portfolio, ledger)
+
+
+def opened_ledger(
+    portfolio: Path | None, ledger: str | None, insecure_permissions: bool, *, create: bool = False
+) -> PortfolioLedger:
+    from dpmerge.releasing.portfolio_ledger import PortfolioLedger
+
+    return PortfolioLedger.of(portfolio, ledger=ledger, create=create, insecure_permissions=insecure_permissions)
 
 
 def asked_passphrase(key: Path) -> str:

@@ -16,14 +16,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dpmerge.errors import DeltaOutOfReachError, DpmergeError, NoGuaranteeError, is_charged, printable
+from dpmerge.errors import (
+    ApprovalNeededError,
+    DeltaOutOfReachError,
+    DpmergeError,
+    NoGuaranteeError,
+    is_charged,
+    printable,
+)
 
 if TYPE_CHECKING:
     from dpmerge.console import PlainConsole
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, every figure at full precision.")]
 
-NO_GUARANTEE, FAILED, INTERRUPTED, NOBODY_READS = 1, 2, 130, 141
+NO_GUARANTEE, FAILED, WAITING, INTERRUPTED, NOBODY_READS = 1, 2, 3, 130, 141
 """Exit codes, beside 0. The last two are what a shell gives for SIGINT and SIGPIPE."""
 
 
@@ -35,8 +42,11 @@ def tolerate_narrow_encodings() -> None:
 
 
 @contextmanager
-def one_line_errors(when_interrupted: str = "") -> Iterator[None]:
-    """Say what was wrong in one line on standard error; exit with 1 if there is no such guarantee, else with 2."""
+def one_line_errors(when_interrupted: str = "", *, as_json: bool = False) -> Iterator[None]:
+    """Say what was wrong in one line on standard error; exit with 1 if there is no such guarantee, else with 2.
+
+    What waits for approval is no failure: it exits with 3, and `as_json` prints the request.
+    """
     try:
         yield
         sys.stdout.flush()  # a full disk is noticed here, or by nobody
@@ -50,6 +60,12 @@ def one_line_errors(when_interrupted: str = "") -> Iterator[None]:
         if is_charged(error):
             _complain("error: nobody reads standard output", error)
         raise typer.Exit(NOBODY_READS) from None
+    except ApprovalNeededError as error:
+        _complain(str(error), error)
+        if as_json:
+            names = ("request", "what", "missing", "people", "expires", "ledger")
+            print_json({"waiting": {name: getattr(error, name) for name in names}})
+        raise typer.Exit(WAITING) from None
     except DpmergeError as error:
         _complain(f"error: {error}", error)
         no_such_guarantee = isinstance(error, NoGuaranteeError) and not isinstance(error, DeltaOutOfReachError)

@@ -72,7 +72,7 @@ def _require_cap(_: State, known: ScopeState, entry: Entry) -> None:
     if not math.isclose(again.pop("spent_before"), body["spent_before"], rel_tol=_AGREE, abs_tol=_AGREE):
         raise LedgerBrokenError(f"entry {entry.seq}: what had been spent before the cap is not what it says")
     if canonical(again) != canonical(
-        {name: value for name, value in body.items() if name not in ("spent_before", "by")}
+        {name: value for name, value in body.items() if name not in ("spent_before", "by", "request")}
     ):
         raise LedgerBrokenError(f"entry {entry.seq}: the cap is not what its privacy filter makes of it")
 

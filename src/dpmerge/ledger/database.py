@@ -12,6 +12,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,7 +21,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 
 from dpmerge.errors import LedgerBrokenError, LedgerError, LedgerUnavailableError
 from dpmerge.ledger import postgresql
-from dpmerge.ledger.entries import BEFORE_THE_FIRST, Entry, now
+from dpmerge.ledger.entries import BEFORE_THE_FIRST, Entry, now, written
 from dpmerge.ledger.migrations import ENTRIES, LEDGER, MIGRATIONS, SNAPSHOTS, Migration, migrate, require_known, version
 from dpmerge.ledger.urls import address
 
@@ -238,6 +239,14 @@ def role_of(connection: Connection) -> str | None:
     return str(connection.execute(text("SELECT session_user")).scalar())
 
 
+def time_of(connection: Connection) -> str:
+    """Now: by the server's clock where there is one, which nobody who writes to the ledger can put back."""
+    if connection.dialect.name == "sqlite":
+        return now()
+    found: datetime = connection.execute(text("SELECT clock_timestamp()")).scalar_one()
+    return written(found)
+
+
 def ledger_row(connection: Connection) -> tuple[str, tuple[int, str]]:
     """The ledger's id and its head."""
     rows = connection.execute(select(LEDGER.c.id, LEDGER.c.head_seq, LEDGER.c.head_hash)).all()
@@ -251,6 +260,12 @@ def entries_after(connection: Connection, seq: int) -> Iterator[Entry]:
     columns = (ENTRIES.c.seq, ENTRIES.c.previous, ENTRIES.c.hash, ENTRIES.c.time, ENTRIES.c.kind, ENTRIES.c.book)
     query = select(*columns, ENTRIES.c.text).where(ENTRIES.c.seq > seq).order_by(ENTRIES.c.seq)
     for row in connection.execute(query):
+        yield Entry(**row._mapping)
+
+
+def entries_of(connection: Connection, kinds: Sequence[str]) -> Iterator[Entry]:
+    """Those of some kinds; whether their chain holds is not asked."""
+    for row in connection.execute(select(ENTRIES).where(ENTRIES.c.kind.in_(kinds)).order_by(ENTRIES.c.seq)):
         yield Entry(**row._mapping)
 
 

@@ -18,7 +18,10 @@ from typing import Any, Literal, get_args
 from dpmerge.errors import InvalidInputError
 from dpmerge.ledger.version_1 import in_snake_case
 
-Kind = Literal["opened", "cap", "release", "sealed", "completed", "abandoned", "adopted", "accepted", "snapshot"]
+Kind = Literal[
+    "opened", "cap", "release", "sealed", "completed", "abandoned", "adopted", "accepted", "snapshot", "policy",
+    "request", "approval",
+]  # fmt: skip
 KINDS: tuple[Kind, ...] = get_args(Kind)
 BEFORE_THE_FIRST = "0" * 64
 OF_NO_SCOPE = "0" * 64
@@ -123,4 +126,9 @@ def sha256(text: str) -> str:
 
 def now() -> str:
     """RFC 3339 in UTC."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return written(datetime.now(UTC))
+
+
+def written(moment: datetime) -> str:
+    """A moment as entries state it."""
+    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

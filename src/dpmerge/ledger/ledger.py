@@ -13,30 +13,34 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+from securesystemslib.signer import CryptoSigner
 from sqlalchemy import Connection
 
 from dpmerge.errors import InvalidInputError, LedgerBrokenError, LedgerError
-from dpmerge.ledger.actors import stated_actor
 from dpmerge.ledger.cap_setting import adopted_body, cap_body
 from dpmerge.ledger.caps import Cap
 from dpmerge.ledger.charge import Charge, Output
-from dpmerge.ledger.database import append, keep_snapshot, role_of
-from dpmerge.ledger.entries import BudgetScope, Entry, Kind, canonical, following
+from dpmerge.ledger.database import time_of
+from dpmerge.ledger.entries import BudgetScope, Entry, Kind, canonical
 from dpmerge.ledger.group_locks import require_own_noise, require_stated_groups
-from dpmerge.ledger.ledger_reader import LedgerReader
+from dpmerge.ledger.ledger_writer import LedgerWriter, Waiting
 from dpmerge.ledger.privacy_filters import Admitted, Proposal, admit
 from dpmerge.ledger.run_checks import Stated, require_own_dataset, require_same_runs, require_unlocked_elsewhere
-from dpmerge.ledger.snapshots import EVERY, snapshot_body, snapshot_text
 from dpmerge.ledger.state import State
 
 _SAME = ("terms", "identities", "final")
 
 
-class Ledger(LedgerReader):
+class Ledger(LedgerWriter):
     """One ledger, in a file or a database, read and written; use it in a `with`, or close it."""
 
     def charge(
-        self, proposed: Charge, draw: Callable[[Sequence[int]], int], *, release_id: str | None = None
+        self,
+        proposed: Charge,
+        draw: Callable[[Sequence[int]], int],
+        *,
+        release_id: str | None = None,
+        asker: CryptoSigner | None = None,
     ) -> Charge:
         """Check, charge, draw and commit, in one transaction.
 
@@ -47,6 +51,7 @@ class Ledger(LedgerReader):
             proposed: what is to be released.
             draw: given the probabilities as whole numbers, the index of a candidate.
             release_id: an id of one's own, by which the outcome can be asked for.
+            asker: the key of whoever asks, to sign the request where a final release needs a second person.
 
         Returns:
             The charge, or the one that was made before with the same id or key.
@@ -54,25 +59,26 @@ class Ledger(LedgerReader):
         Raises:
             CapExceededError: a cap on this data does not allow it.
             RunsLockedError: a final release has locked its runs, or it is final and they were released from before.
+            ApprovalNeededError: it is final, and others have to approve it; nothing was charged or drawn.
             LedgerError: whether it was charged is not known; the message says how to find out.
         """
         release_id = release_id or secrets.token_hex(16)
         charged: Charge | None = None
         once = cache(lambda: _drawn(draw, proposed.terms.units))  # a server that went away must not draw again
 
-        def charge(connection: Connection) -> Charge:
+        def charge(connection: Connection) -> Charge | Waiting:
             nonlocal charged
             state = self._current(connection)
             known = self._charged_before(state, proposed, release_id)
             if known is not None:
                 return replace(known, ledger=self.id, already=charged is None)
             charged = None  # if there was a first attempt, it was not committed
-            charged = self._charge(connection, state, proposed, once, release_id)
-            return charged
+            made = self._charge(connection, state, proposed, once, release_id, asker)
+            charged = None if isinstance(made, Waiting) else made
+            return made
 
         try:
-            with self._lock:
-                return self._database.attempt(charge)
+            return self._done_or_waiting(charge, retry=True)
         except LedgerError as error:
             if charged is None:
                 raise
@@ -86,11 +92,16 @@ class Ledger(LedgerReader):
         proposed: Charge,
         draw: Callable[[], int],
         release_id: str,
-    ) -> Charge:
+        asker: CryptoSigner | None,
+    ) -> Charge | Waiting:
         admitted = _admitted(state, proposed)
-        body = {**proposed.body, "release": release_id, "counted": admitted.counted, "cost": admitted.cost}
-        body["index"] = draw()
-        entry = self._append(connection, state, proposed.scope, "release", body)
+        followed = {"release": release_id, "counted": admitted.counted, "cost": admitted.cost}
+        time = time_of(connection)
+        approval = self._approval(connection, state, proposed.scope, "release", proposed.body, time, asker)
+        if isinstance(approval, Waiting):
+            return approval
+        body = {**proposed.body, **approval, **followed, "index": draw()}
+        entry = self._append(connection, state, proposed.scope, "release", body, time=time)
         return replace(state.of(proposed.scope).charged(entry), ledger=self.id)
 
     def _charged_before(self, state: State, proposed: Charge, release_id: str) -> Charge | None:
@@ -130,22 +141,21 @@ class Ledger(LedgerReader):
         with self._lock:
             self._database.attempt(note)
 
-    def abandon(self, release_id: str, reason: str) -> None:
+    def abandon(self, release_id: str, reason: str, *, asker: CryptoSigner | None = None) -> None:
         """Note that nothing will be written; it stays charged."""
 
-        def give_up(connection: Connection) -> None:
+        def give_up(connection: Connection) -> Entry | Waiting | None:
             state = self._current(connection)
             release = _required(state, release_id)
             if release.status == "abandoned":
-                return
+                return None
             if release.status != "pending":
                 problem = f"release {release_id} is {release.status}: only a pending one can be abandoned"
                 raise InvalidInputError("release", release_id, "`dpmerge ledger show` lists them", problem=problem)
             body = {"release": release_id, "reason": reason}
-            self._append(connection, state, state.releases[release_id].scope, "abandoned", body)
+            return self._approved(connection, state, state.releases[release_id].scope, "abandoned", body, asker)
 
-        with self._lock:
-            self._database.attempt(give_up)
+        self._done_or_waiting(give_up, retry=True)
 
     def adopt(
         self,
@@ -201,41 +211,27 @@ class Ledger(LedgerReader):
                 body |= {"index": None, "everything": before.considering(runs).everything()}
             self._append(connection, state, scope, "adopted", adopted_body(before, body))
 
-    def accept(self, scope: BudgetScope, why: str) -> None:
+    def accept(self, scope: BudgetScope, why: str, *, asker: CryptoSigner | None = None) -> None:
         """Note that somebody vouches for this ledger being whole, although it was known to lack entries."""
-        with self._lock, self._database.writing() as connection:
-            state = self._current(connection)
-            self._append(connection, state, scope, "accepted", {"why": why})
 
-    def set_cap(self, scope: BudgetScope, cap: Cap) -> None:
+        def vouch(connection: Connection) -> Entry | Waiting:
+            return self._approved(connection, self._current(connection), scope, "accepted", {"why": why}, asker)
+
+        self._done_or_waiting(vouch, retry=False)
+
+    def set_cap(self, scope: BudgetScope, cap: Cap, *, asker: CryptoSigner | None = None) -> None:
         """Promise that everything that ever leaves of this scope keeps within (ε, δ)."""
-        with self._lock, self._database.writing() as connection:
+
+        def promise(connection: Connection) -> Entry | Waiting:
             state = self._current(connection)
             require_own_dataset(state, scope, [])
-            self._append(connection, state, scope, "cap", cap_body(state.of(scope), cap))
+            return self._approved(connection, state, scope, "cap", cap_body(state.of(scope), cap), asker)
+
+        self._done_or_waiting(promise, retry=False)
 
     def require_chargeable(self, proposed: Charge) -> None:
         """Refuse what could not be charged as things are now, as `charge` would; nothing is charged."""
         _admitted(self._read(), proposed)
-
-    def _append(
-        self, connection: Connection, state: State, scope: BudgetScope, kind: Kind, body: Mapping[str, Any]
-    ) -> Entry:
-        """The entry, after one that opens its scope if that is new. The state catches up once they are committed."""
-        added: list[tuple[Kind, BudgetScope | None, Mapping[str, Any]]] = [(kind, scope, body)]
-        if scope.id not in state.scopes:
-            added.insert(0, ("opened", scope, scope.document()))
-        if state.head[0] - state.snapshot >= EVERY:
-            text = snapshot_text(state)
-            added.insert(0, ("snapshot", None, snapshot_body(text)))
-            keep_snapshot(connection, state.head[0] + 1, text)
-        entries: list[Entry] = []
-        by = {"by": {"role": role_of(connection), "actor": stated_actor()}}
-        for each, of, content in added:
-            head = (entries[-1].seq, entries[-1].hash) if entries else state.head
-            entries.append(following(self.id, head, kind=each, scope=of, body={**content, **by}))
-        append(connection, entries)
-        return entries[-1]
 
 
 def _admitted(state: State, proposed: Charge) -> Admitted:

@@ -16,17 +16,31 @@ from typing import Any, Self
 
 from sqlalchemy import Connection
 
-from dpmerge.errors import LedgerBrokenError
+from dpmerge.errors import InvalidInputError, LedgerBrokenError
+from dpmerge.ledger.approval_policy import Policy
+from dpmerge.ledger.approvals import Request
 from dpmerge.ledger.budget_report import BudgetReport, budget_report
 from dpmerge.ledger.chain_verification import Verdict, verified
 from dpmerge.ledger.charge import Charge
-from dpmerge.ledger.database import PATIENCE, Database, entries_after, entries_at, hash_at, ledger_row, snapshot
-from dpmerge.ledger.entries import BudgetScope, Entry
+from dpmerge.ledger.database import (
+    PATIENCE,
+    Database,
+    entries_after,
+    entries_at,
+    entries_of,
+    hash_at,
+    ledger_row,
+    snapshot,
+)
+from dpmerge.ledger.entries import BudgetScope, Entry, now
 from dpmerge.ledger.ledger_schema import LEDGER_SCHEMA
 from dpmerge.ledger.snapshots import restored
 from dpmerge.ledger.state import State
+from dpmerge.ledger.waiting_requests import SHOWN, WaitingRequest
 
 BANNER = "not for release: it names runs that have not been released"
+LEAST_DIGITS = 12
+"""Of a request's id: fewer could be met on purpose by another request."""
 
 
 class LedgerReader:
@@ -77,6 +91,12 @@ class LedgerReader:
     def pending(self) -> list[Charge]:
         return [replace(charge, ledger=self.id) for charge in self._read().pending()]
 
+    def places(self) -> set[str]:
+        """Where outputs were, or were about to be, published."""
+        entries = self._database.read(lambda connection: list(entries_of(connection, ("sealed", "completed"))))
+        pending = (charge.details.get("out") for charge in self.pending())
+        return {str(entry.body["where"]) for entry in entries} | {str(out) for out in pending if out is not None}
+
     def scopes(self) -> list[BudgetScope]:
         return [each.scope for each in self._read().scopes.values()]
 
@@ -85,6 +105,23 @@ class LedgerReader:
         state = self._read()
         others = [other.scope for other in state.scopes.values() if other.scope != scope]
         return budget_report(state.of(scope), delta, others, newest=newest)
+
+    def policy(self) -> Policy:
+        """Who must agree to what cannot be taken back; one that asks for nobody if none was set."""
+        return self._read().approvals.policy
+
+    def requests(self) -> list[WaitingRequest]:
+        """What is open: it waits for approval, or to be carried out."""
+        approvals = self._read().approvals
+        found = [each for each in approvals.open.values() if not approvals.is_expired(each, now())]
+        entries = self._entries_at([each.seq for each in found]) if found else {}
+        return [WaitingRequest.of(approvals, each, entries[each.seq]) for each in found]
+
+    def request(self, start: str) -> WaitingRequest:
+        """One that is open, by the beginning of its id."""
+        state = self._read()
+        found = open_request(state, start)
+        return WaitingRequest.of(state.approvals, found, self._entries_at([found.seq])[found.seq])
 
     def is_capped(self, scope: BudgetScope) -> bool:
         """Whether something was promised about everything that is ever released in a scope."""
@@ -161,3 +198,12 @@ class LedgerReader:
                 f"{self.where}: entry {missing} is missing; the ledger says that its last is {head[0]}"
             )
         return self._state
+
+
+def open_request(state: State, start: str) -> Request:
+    """The open request whose id begins so."""
+    found = [each for each in state.approvals.open.values() if each.hash.startswith(start)]
+    if len(start) < LEAST_DIGITS or len(found) != 1:
+        ids = ", ".join(each[:SHOWN] for each in state.approvals.open) or "there is none"
+        raise InvalidInputError("request", start, f"{LEAST_DIGITS} digits or more of an open request: {ids}")
+    return found[0]

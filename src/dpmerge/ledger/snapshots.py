@@ -12,6 +12,8 @@ import json
 from typing import Any
 
 from dpmerge.errors import InvalidInputError, LedgerBrokenError
+from dpmerge.ledger.approval_policy import NOBODY_ELSE
+from dpmerge.ledger.approvals import Approvals
 from dpmerge.ledger.entries import BudgetScope, Entry, canonical, sha256
 from dpmerge.ledger.releases import EntriesAt, ReleaseRow, Releases
 from dpmerge.ledger.scope_state import ScopeState
@@ -19,7 +21,8 @@ from dpmerge.ledger.state import State, require_next
 
 EVERY = 500
 """Entries: so many are read again at most, some tenths of a second."""
-FORMAT = 1
+FORMAT, WITH_POLICY = 1, 2
+"""Versions that know of no policies cannot read the second, and so read the entries, of which they refuse some."""
 
 _AS_THEY_ARE = (
     "draws", "high_water", "exposed", "seen_in", "locks", "cap", "spent", "uncharged", "validation",
@@ -29,23 +32,34 @@ _AS_THEY_ARE = (
 
 def snapshot_text(state: State) -> str:
     """All that is known up to the state's head, as canonical JSON."""
-    return canonical({"format": FORMAT, "head": list(state.head), "scopes": list(map(_written, state.scopes.values()))})
+    content = {"format": _format(state), "head": list(state.head), "scopes": [*map(_written, state.scopes.values())]}
+    if content["format"] == WITH_POLICY:
+        content["approvals"] = state.approvals.document()
+    return canonical(content)
+
+
+def _format(state: State) -> int:
+    return FORMAT if state.approvals.policy == NOBODY_ELSE else WITH_POLICY
 
 
 def snapshot_body(text: str) -> dict[str, Any]:
     """The body of the entry that seals a snapshot."""
-    return {"format": FORMAT, "state": sha256(text)}
+    return {"format": json.loads(text)["format"], "state": sha256(text)}
 
 
 def restored(ledger: str, sealed_by: Entry, text: str, entries_at: EntriesAt) -> State | None:
     """The state after the entry that sealed a snapshot; None if it is no snapshot that can be used here."""
     try:
         body = sealed_by.body
-        if sealed_by.kind != "snapshot" or body["format"] != FORMAT or body["state"] != sha256(text):
+        if sealed_by.kind != "snapshot" or body["state"] != sha256(text):
             return None
         content = json.loads(text)
+        if content["format"] != body["format"] or body["format"] not in (FORMAT, WITH_POLICY):
+            return None
         seq, digest = content["head"]
         state = State(ledger, head=(seq, digest))
+        if content["format"] == WITH_POLICY:
+            state.approvals = Approvals.read(content["approvals"])
         for written in content["scopes"]:
             scope = _read(written, entries_at)
             state.scopes[scope.scope.id] = scope
@@ -60,7 +74,7 @@ def require_true_snapshot(state: State, sealed_by: Entry) -> None:
     """Refuse an entry that seals another state than the entries before it give."""
     require_next(state.ledger, state.head, sealed_by)
     body = sealed_by.body
-    if body["format"] == FORMAT and body["state"] != sha256(snapshot_text(state)):
+    if body["format"] in (FORMAT, WITH_POLICY) and body["state"] != sha256(snapshot_text(state)):
         raise LedgerBrokenError(f"entry {sealed_by.seq}: seals a state that the entries before it do not give")
 
 

@@ -1,8 +1,8 @@
 """A whole ledger as its entries tell it: the chain they form, and the state of every budget scope.
 
 Guarantees: the state is a fold of the entries and of nothing else; the same entries always give the same state.
-Refuses (LedgerBrokenError): entries that do not follow one another, whose hash is not theirs, or that contradict the
-ones before them.
+Refuses (LedgerBrokenError): entries that do not follow one another, whose hash is not theirs, that contradict the ones
+before them, or that lack the approvals which the policy in force asks for.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from dpmerge.errors import InvalidInputError, LedgerBrokenError
+from dpmerge.ledger.approvals import OF_APPROVALS, Approvals
 from dpmerge.ledger.charge import Charge
 from dpmerge.ledger.entries import BEFORE_THE_FIRST, KINDS, BudgetScope, Entry
 from dpmerge.ledger.scope_state import ScopeState
@@ -27,6 +28,7 @@ class State:
     """Release → its scope."""
     snapshot: int = 0
     """The last entry that sealed a snapshot."""
+    approvals: Approvals = field(default_factory=Approvals)
 
     def apply(self, entry: Entry) -> None:
         """The next entry, its seal checked."""
@@ -38,6 +40,9 @@ class State:
         self.head = (entry.seq, entry.hash)
 
     def _apply(self, entry: Entry) -> None:
+        self.approvals.apply(self.ledger, entry)
+        if entry.kind in OF_APPROVALS:
+            return
         if entry.kind == "snapshot":
             self.snapshot = entry.seq
             return

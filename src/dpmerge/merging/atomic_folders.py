@@ -1,10 +1,9 @@
-"""What the operating system does with folders in one step: exchange two, lock one, put files on the disk for good."""
+"""What the operating system does with folders in one step: exchange two, put files on the disk for good."""
 
 from __future__ import annotations
 
 import ctypes
 import errno
-import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,23 +24,6 @@ def exchange(one: Path, other: Path) -> bool:
     if number in _NOT_OFFERED:
         return False
     raise OSError(number, os.strerror(number))
-
-
-def try_lock(descriptor: int) -> bool:
-    """Lock a folder; False if somebody else has it locked."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def is_at(path: Path, descriptor: int) -> bool:
-    """Whether what was opened is still what is found there."""
-    try:
-        return os.path.samestat(path.stat(), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
 
 
 def files_in(folder: Path) -> Iterator[Path]:

@@ -21,8 +21,8 @@ from pathlib import Path
 from types import TracebackType
 
 from dpmerge.errors import CannotWriteError
-from dpmerge.files import sync_folder
-from dpmerge.merging.atomic_folders import exchange, files_in, flush, is_at, try_lock
+from dpmerge.files import is_at, sync_folder, try_lock
+from dpmerge.merging.atomic_folders import exchange, files_in, flush
 
 _NOT_EMPTY = (errno.ENOTEMPTY, errno.EEXIST)
 
@@ -116,9 +116,12 @@ class StagedFolder:
     def _stage(self) -> None:
         while self._descriptor is None:
             path = self._made()
-            path.chmod(0o700)
-            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            # Between the two lines another process may take the folder for a dead one's, and remove it.
+            # Until it is locked another process may take the folder for a dead one's, and remove it.
+            try:
+                path.chmod(0o700)
+                descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue
             try:
                 if try_lock(descriptor) and is_at(path, descriptor):
                     self._descriptor, self.path = descriptor, path
@@ -140,13 +143,15 @@ class StagedFolder:
             os.close(descriptor)
             problem = f"{self.target}: another process is writing to {path.name}"
             raise CannotWriteError(str(self.target), None, "wait until it has ended", problem=problem)
-        self._made().rmdir()
+        with suppress(FileNotFoundError):
+            self._made().rmdir()
         self._descriptor, self.path = descriptor, path
 
     def _made(self) -> Path:
         path = self.target.with_name(f".{self.target.name}.{secrets.token_hex(4)}.partial")
         path.mkdir(0o755)
-        self._mode = stat.S_IMODE(path.stat().st_mode)  # what the umask leaves of it
+        with suppress(FileNotFoundError):  # taken for a dead process's, and removed
+            self._mode = stat.S_IMODE(path.stat().st_mode)  # what the umask leaves of it
         return path
 
     def _unlock(self) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dpmerge.errors import CannotWriteError, CheckpointError, InvalidInputError, ManifestError, PickleRefusedError
-from dpmerge.files import sync_folder
+from dpmerge.files import made_and_locked, sync_folder
 from dpmerge.portfolio.import_questions import Ask, answered
 from dpmerge.portfolio.manifest import MANIFEST_NAME, SCHEMA, Manifest
 from dpmerge.portfolio.manifest_draft import recorded_files
@@ -236,15 +236,24 @@ def _agree(found: _Found, source: Path, name: str, read: Unpickled) -> None:
 @contextmanager
 def _staged(folder: Path) -> Iterator[Path]:
     """A folder for what is not known to be well yet; gone afterwards, whatever happens."""
-    place = folder / f".import-{secrets.token_hex(4)}.partial"
-    try:
+
+    def make() -> tuple[Path, int] | None:
+        place = folder / f".import-{secrets.token_hex(4)}.partial"
         place.mkdir(mode=0o700)
+        try:
+            return place, os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+
+    try:
+        place, descriptor = made_and_locked(make)
     except OSError as error:
         raise CannotWriteError.from_os(error, field="folder", path=folder, accepted="a folder to write to") from None
     try:
         yield place
     finally:
         shutil.rmtree(place, ignore_errors=True)
+        os.close(descriptor)
 
 
 def _manifest(found: _Found, said: dict[str, Any]) -> Manifest:

@@ -8,12 +8,10 @@ Refuses (`UnsafePathError`): absolute names, `..`, backslashes, names no file sy
 from __future__ import annotations
 
 import os
-import secrets
-from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 from dpmerge.errors import CannotWriteError, InvalidInputError, UnsafePathError
-from dpmerge.files import read_bytes, sync_folder
+from dpmerge.files import partial_file, read_bytes, sync_folder
 from dpmerge.terms.documents import strict_json
 
 LONGEST_NAME = 255
@@ -54,18 +52,12 @@ def require_replaceable(path: Path, schema: str) -> None:
 
 def write_atomically(path: Path, content: bytes, mode: int = 0o600) -> None:
     """Write beside, flush to disk, rename."""
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
-    try:
-        # For its owner alone, unless said otherwise: digests of unreleased weights, and seeds, are private.
-        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+    # For its owner alone, unless said otherwise: digests of unreleased weights, and seeds, are private.
+    with partial_file(path, mode) as (beside, file):
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
         beside.replace(path)
-    except BaseException:
-        with suppress(OSError):  # it would hide what went wrong
-            beside.unlink(missing_ok=True)
-        raise
     sync_folder(path.parent)
 
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 from dpmerge.certificate.checks import Check
 from dpmerge.certificate.commitments import commitment
 from dpmerge.errors import CannotWriteError, InvalidInputError, ManifestError
-from dpmerge.files import read_bytes, sync_folder
+from dpmerge.files import partial_file, read_bytes, sync_folder
 from dpmerge.permissions import SALT, too_open
 from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.terms.checkpoint_reference import CheckpointReference
@@ -40,23 +39,19 @@ def salt_of(portfolio: Portfolio, *, create: bool = False) -> bytes:
 
 
 def _make(path: Path) -> None:
-    beside = path.with_name(f"{SALT_NAME}.{secrets.token_hex(4)}")
     try:
-        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(secrets.token_hex(32))
+        with partial_file(path) as (beside, file):
+            file.write(secrets.token_hex(32).encode())
             file.flush()
             os.fsync(file.fileno())
-        # A link fails where there is one already: of two processes one makes the salt, and both use it.
-        os.link(beside, path)
-        sync_folder(path.parent)
+            # A link fails where there is one already: of two processes one makes the salt, and both use it.
+            os.link(beside, path)
+            sync_folder(path.parent)
     except FileExistsError:
         pass
     except OSError as error:
         accepted = "a folder that can be written to"
         raise CannotWriteError.from_os(error, field="portfolio", path=path, accepted=accepted) from None
-    finally:
-        with suppress(OSError):  # it would hide what went wrong
-            beside.unlink(missing_ok=True)
 
 
 def checkpoint_commitment(portfolio: Portfolio, checkpoint: CheckpointReference, salt: bytes) -> str:

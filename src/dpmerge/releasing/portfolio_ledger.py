@@ -10,22 +10,28 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
+from securesystemslib.signer import CryptoSigner
+
 from dpmerge.certificate.keys import Passphrase
-from dpmerge.errors import CannotWriteError, InvalidInputError, LedgerError
+from dpmerge.errors import ApprovalNeededError, CannotWriteError, InvalidInputError, LedgerError
+from dpmerge.ledger.approval_policy import Policy
 from dpmerge.ledger.budget_report import BudgetReport
-from dpmerge.ledger.caps import Cap, Rule
+from dpmerge.ledger.caps import Rule
 from dpmerge.ledger.chain_verification import Verdict
 from dpmerge.ledger.entries import BudgetScope
-from dpmerge.ledger.ledger import Ledger
+from dpmerge.ledger.head_checkpoint import update_head_checkpoint
 from dpmerge.portfolio.manifest import write_atomically
 from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.portfolio.run_files import require_replaceable
 from dpmerge.releasing import recover
-from dpmerge.releasing.ceiling import ceiling_steps
+from dpmerge.releasing.approving import ApprovingLedger, asker_of
+from dpmerge.releasing.ceiling import portfolio_cap
 from dpmerge.releasing.ledger_location import (
+    is_missing,
     ledger_of,
     require_not_lost,
     require_whole_ledger,
@@ -33,20 +39,28 @@ from dpmerge.releasing.ledger_location import (
     witness,
     witnesses_below,
 )
+from dpmerge.releasing.leftovers import remove_left_behind
+from dpmerge.releasing.settings import ReleaseSettings
 from dpmerge.terms.portfolio_facts import Allowance
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecoveryStep:
-    """One thing a recovery did: with which release or output, and whether something is still to be mended."""
+    """One thing a recovery did: with which release or output, and whether something is still to be mended.
+
+    `request` is what waits for approval: then nothing was done. `removed` is a file or folder that a killed process
+    had left.
+    """
 
     outcome: str
     release: str | None = None
     out: str | None = None
+    request: str | None = None
+    removed: str | None = None
     unsolved: bool = False
 
 
-class PortfolioLedger(Ledger):
+class PortfolioLedger(ApprovingLedger):
     """What was released of a portfolio's data, what it has cost, and the cap on it; `dpm.Ledger`.
 
     Example:
@@ -62,7 +76,6 @@ class PortfolioLedger(Ledger):
     """
 
     _portfolio: Path | None = None
-    _insecure: bool = False
 
     @classmethod
     def of(
@@ -90,8 +103,9 @@ class PortfolioLedger(Ledger):
         """
         where = ledger_of(portfolio, ledger)
         home = None if portfolio is None else (portfolio.path if isinstance(portfolio, Portfolio) else Path(portfolio))
-        if not create and isinstance(where, Path) and not where.exists():
+        if is_missing(where) and (create or isinstance(where, Path)):
             require_not_lost(where, () if home is None else witnesses_below(home))
+        if not create and isinstance(where, Path) and not where.exists():
             raise LedgerError(
                 f"{where}: there is no ledger: nothing has been released or capped; name another, ledger=… (--ledger)"
             )
@@ -129,6 +143,8 @@ class PortfolioLedger(Ledger):
         order: float | None = None,
         ledger: str | Path | None = None,
         allow: Iterable[Allowance] = (),
+        requester_key: str | Path | None = None,
+        passphrase: Passphrase = None,
         insecure_permissions: bool = False,
     ) -> BudgetReport:
         """Promise that everything ever released of the portfolio's data keeps within (ε, δ).
@@ -142,6 +158,8 @@ class PortfolioLedger(Ledger):
             order: For "renyi_filter": the one Rényi order; default: the best for Gaussians.
             ledger: A file, or a database's URL; default: beside the portfolio. Made if there is none.
             allow: Checks of the portfolio to be waived, as in `Portfolio.load`.
+            requester_key: Your private key, to sign the request where a second person has to approve.
+            passphrase: The key's, or a function that asks for it.
             insecure_permissions: Go on although others may write the ledger.
 
         Returns:
@@ -149,18 +167,28 @@ class PortfolioLedger(Ledger):
 
         Raises:
             CapExceededError: What has been released already does not fit.
+            ApprovalNeededError: Others have to approve it first; it was requested.
             LedgerBrokenError: The portfolio has seen entries that the ledger lacks.
         """
         if not isinstance(portfolio, Portfolio):
             portfolio = Portfolio.load(portfolio, contents=False, allow=tuple(allow))
         made = portfolio_cap(portfolio, epsilon, delta, privacy_filter, ceiling, order)
+        asker = asker_of(requester_key, passphrase, insecure_permissions=insecure_permissions)
         scope = BudgetScope(portfolio.dataset, portfolio.unit, portfolio.adjacency.value)
         # Opened, and perhaps made, last: what cannot be capped leaves no empty ledger.
         with cls.of(portfolio.path, ledger=ledger, create=True, insecure_permissions=insecure_permissions) as opened:
             require_whole_ledger(opened, portfolio, None)
-            opened.set_cap(scope, made)
+            opened.set_cap(scope, made, asker=asker)
             witness(opened, portfolio)
             return opened.budget_report(scope, delta)
+
+    def set_policy(self, policy: Policy, *, asker: CryptoSigner | None = None) -> None:
+        """As in any ledger; and the portfolio remembers it, so that a ledger put back to before it is noticed."""
+        if (doubt := self.doubt) is not None:
+            raise LedgerError(doubt)
+        super().set_policy(policy, asker=asker)
+        for path in () if self._portfolio is None else witnesses_below(self._portfolio):
+            update_head_checkpoint(self, path)
 
     def verify(self) -> Verdict:
         """Every entry read again, every cost counted again, and compared with what the portfolio has seen.
@@ -201,10 +229,13 @@ class PortfolioLedger(Ledger):
         key: str | Path | None = None,
         accept: bool = False,
         jobs: int = 2,
+        requester_key: str | Path | None = None,
         passphrase: Passphrase = None,
         progress: Callable[[int, int], object] | None = None,
     ) -> list[RecoveryStep]:
         """Finish what was charged and not finished; or give it up; or count what a restored ledger has lost.
+
+        After finishing, locks and half-written files that processes left when they were killed are removed.
 
         Args:
             abandon: Pending releases to give up, by the start of their id; they stay charged. Nothing else is done.
@@ -212,6 +243,8 @@ class PortfolioLedger(Ledger):
             key: The public key that adopted outputs are signed with; without it every run counts whole.
             accept: Vouch that every output that is missing was adopted; that is recorded in the ledger.
             jobs: Threads for merging.
+            requester_key: Your private key, to sign the request where a second person has to approve `abandon` or
+                `accept`.
             passphrase: That of the private keys, or a function that asks for it.
             progress: Called with bytes done and bytes in all.
 
@@ -221,19 +254,29 @@ class PortfolioLedger(Ledger):
         Raises:
             LedgerError: Entries are missing, and nothing was adopted or accepted.
         """
+        asker = asker_of(requester_key, passphrase, insecure_permissions=self._insecure)
         if abandon:
-            return self._abandoned(abandon)
+            return self._abandoned(abandon, asker)
         if adopt or accept:
-            return list(self._counted_again(adopt, key, accept))
+            return list(self._counted_again(adopt, key, accept, asker))
         if (doubt := self.doubt) is not None:
             raise LedgerError(doubt)
-        return list(self._finished(jobs, passphrase, progress))
+        return [*self._finished(jobs, passphrase, progress), *self._cleaned()]
 
-    def _abandoned(self, starts: Sequence[str]) -> list[RecoveryStep]:
+    def _cleaned(self) -> Iterator[RecoveryStep]:
+        beside = Path(self.where).parent if self._database.is_sqlite else None
+        settings = (ReleaseSettings.read(charge.details) for charge in self.pending())
+        homes = [self._portfolio, beside, *(each.home for each in settings)]
+        for path in remove_left_behind(self, [_folder(home) for home in homes if home is not None]):
+            yield RecoveryStep(removed=str(path), outcome="removed: whoever was writing it is gone")
+
+    def _abandoned(self, starts: Sequence[str], asker: CryptoSigner | None) -> list[RecoveryStep]:
         ids = [self._pending_id(start) for start in starts]
-        for each in ids:
-            recover.abandon(self, each)
-        return [RecoveryStep(release=each, outcome="abandoned") for each in ids]
+        return [_or_waiting(partial(self._abandon, each, asker), release=each) for each in ids]
+
+    def _abandon(self, release_id: str, asker: CryptoSigner | None) -> RecoveryStep:
+        recover.abandon(self, release_id, asker=asker)
+        return RecoveryStep(release=release_id, outcome="abandoned")
 
     def _pending_id(self, start: str) -> str:
         """The pending release whose id begins so."""
@@ -244,7 +287,7 @@ class PortfolioLedger(Ledger):
         return found[0]
 
     def _counted_again(
-        self, outputs: Sequence[str | Path], key: str | Path | None, accept: bool
+        self, outputs: Sequence[str | Path], key: str | Path | None, accept: bool, asker: CryptoSigner | None
     ) -> Iterator[RecoveryStep]:
         if self._portfolio is None:
             raise InvalidInputError("portfolio", None, "the portfolio the outputs were made from", found="nothing")
@@ -255,13 +298,16 @@ class PortfolioLedger(Ledger):
             yield RecoveryStep(release=release, out=str(out), outcome=how)
         doubt = self.doubt
         if accept and doubt is not None:
-            recover.accept(self, portfolio)
-            yield RecoveryStep(outcome="the ledger counts as whole again; the ledger records that somebody said so")
+            yield _or_waiting(partial(self._accept, portfolio, asker))
         elif accept:
             yield RecoveryStep(outcome="nothing to accept: the ledger has all that is known to have been charged")
         elif doubt is not None:
             remedy = "name every other output made since, then confirm that this is all, accept=True (--accept)"
             yield RecoveryStep(outcome=remedy)
+
+    def _accept(self, portfolio: Portfolio, asker: CryptoSigner | None) -> RecoveryStep:
+        recover.accept(self, portfolio, asker=asker)
+        return RecoveryStep(outcome="the ledger counts as whole again; the ledger records that somebody said so")
 
     def _finished(
         self, jobs: int, passphrase: Passphrase, progress: Callable[[int, int], object] | None
@@ -280,20 +326,13 @@ class PortfolioLedger(Ledger):
             yield RecoveryStep(release=each.release_id, out=each.out, outcome=outcome, unsolved=unsolved)
 
 
-def portfolio_cap(
-    portfolio: Portfolio,
-    epsilon: float,
-    delta: float,
-    privacy_filter: Rule,
-    ceiling: Sequence[str] | None,
-    order: float | None,
-) -> Cap:
-    """A cap on a portfolio's data; the default ceiling is picked by noise levels alone."""
-    if privacy_filter != "ceiling":
-        if ceiling is not None:
-            raise InvalidInputError("ceiling", ceiling, f"nothing with the privacy filter {privacy_filter}")
-        return Cap(epsilon=epsilon, delta=delta, rule=privacy_filter, order=order)
-    if order is not None:
-        raise InvalidInputError("order", order, "nothing with the privacy filter ceiling")
-    steps = ceiling_steps(portfolio, epsilon, delta, ceiling)
-    return Cap.of_manifests(epsilon, delta, steps, [run.manifest for run in portfolio.runs])
+def _folder(portfolio: Path) -> Path:
+    return (portfolio.parent if portfolio.suffix in (".yaml", ".yml") else portfolio).absolute()
+
+
+def _or_waiting(step: Callable[[], RecoveryStep], *, release: str | None = None) -> RecoveryStep:
+    """What was done; or which request waits for approval, so that what else was asked for is done nevertheless."""
+    try:
+        return step()
+    except ApprovalNeededError as error:
+        return RecoveryStep(release=release, request=error.request, outcome=str(error), unsolved=True)

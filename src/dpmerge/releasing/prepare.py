@@ -3,7 +3,8 @@
 Guarantees: the plan meets the target as it will be certified (rounded up to six digits); theorems that hold only for
 the last release of its runs are used for a final one alone; what the ledger has locked, or a ceiling does not allow, is
 planned around. Asked again with the same key, in the same words, it is the release that was charged, not one planned
-anew (a plan made now could be another: it depends on what the ledger leaves).
+anew (a plan made now could be another: it depends on what the ledger leaves); a final release that waits for approval
+likewise, with or without a key.
 Refuses: contradicting ways of saying what to release, targets nothing meets.
 """
 
@@ -20,7 +21,8 @@ from dpmerge.accounting import validation
 from dpmerge.accounting.rounding import down
 from dpmerge.errors import InvalidInputError, TargetOutOfReachError
 from dpmerge.files import file_digest
-from dpmerge.ledger.entries import BudgetScope
+from dpmerge.ledger.charge import Charge
+from dpmerge.ledger.entries import BudgetScope, Entry
 from dpmerge.ledger.ledger import Ledger
 from dpmerge.planning.plan import Plan
 from dpmerge.planning.planner import plan as searched
@@ -102,9 +104,11 @@ def prepare(
         final=final or None,
     )
     where = default_ledger(portfolio) if ledger is None else ledger
-    charged = charged_before(portfolio, where, request_key, words, insecure_permissions)
-    if charged is not None:
-        return charged
+    known = charged_before(portfolio, where, request_key, words, insecure_permissions)
+    if known is None and final:
+        known = requested_before(portfolio, where, words, insecure_permissions)
+    if known is not None:
+        return known
     if plan is not None:
         return replace(Plan.load(plan, portfolio), request=words)
     target, priced_by = _target(epsilon, delta), _theorem(theorem, final)
@@ -159,6 +163,24 @@ def charged_before(
     if settings.asked != dict(words):
         return None
     return Plan.of_terms(portfolio, known.terms, settings.guarantee, request=words)
+
+
+def requested_before(
+    portfolio: Portfolio, where: str | Path, words: Mapping[str, str], insecure_permissions: bool = False
+) -> Plan | None:
+    """What was asked for in the same words, and waits for approval or to be made: planned anew it might be another."""
+    if is_missing(where):
+        return None
+    with Ledger.open(where, insecure_permissions=insecure_permissions) as ledger:
+        waiting = ledger.requests()
+    scope = BudgetScope(portfolio.dataset, portfolio.unit, portfolio.adjacency.value)
+    for each in sorted(waiting, key=lambda request: (request.missing, request.seq)):
+        if each.kind == "release" and each.scope == scope.document():
+            charge = Charge(entry=Entry.draft("release", scope, each.content))
+            settings = ReleaseSettings.read(charge.details)
+            if settings.asked == dict(words):
+                return Plan.of_terms(portfolio, charge.terms, settings.guarantee, request=words)
+    return None
 
 
 def _words(**options: object) -> dict[str, str]:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from securesystemslib.signer import CryptoSigner
+
 from dpmerge.certificate.dsse import CERTIFICATE_NAME
 from dpmerge.certificate.keys import Passphrase, read_private, read_public
 from dpmerge.certificate.verification import check_output
@@ -70,7 +72,7 @@ def recover(
                 job = ReleaseJob(
                     ledger=ledger, charge=charge, portfolio=portfolio, jobs=jobs, progress=progress, unlock=unlock
                 )
-                with output_lock(out) as release_lock:
+                with output_lock(out, portfolio.path) as release_lock:
                     publish(job, out, release_lock)
                 pending = False
                 witness(ledger, portfolio)
@@ -80,19 +82,23 @@ def recover(
             yield Recovered(charge.release_id, settings.out, None, pending)
 
 
-def abandon(ledger: Ledger, release_id: str) -> None:
-    """Give a pending release up: it stays charged, and what was staged of it goes."""
+def abandon(ledger: Ledger, release_id: str, *, asker: CryptoSigner | None = None) -> None:
+    """Give a pending release up: it stays charged, and what was staged of it goes.
+
+    Where a second person has to approve that, `asker` signs the request, and nothing goes before (ApprovalNeededError).
+    """
     charge = ledger.release(release_id)
     if charge is None:
         raise InvalidInputError("abandon", release_id, "the id of a release in this ledger")
     settings = ReleaseSettings.read(charge.details)
     out = Path(settings.out)
     # In a folder that is gone, or of another machine, nobody can be making it.
-    with output_lock(out) if out.parent.is_dir() else nullcontext():
-        ledger.abandon(release_id, "given up by whoever keeps the ledger")
+    home = settings.home if settings.home.is_dir() else None
+    with output_lock(out, home) if out.parent.is_dir() else nullcontext():
+        ledger.abandon(release_id, "given up by whoever keeps the ledger", asker=asker)
         remove_leftovers(out)
-    if settings.home.is_dir():
-        update_head_checkpoint(ledger, settings.home / WITNESS_NAME)
+    if home is not None:
+        update_head_checkpoint(ledger, home / WITNESS_NAME)
 
 
 def adopt(ledger: Ledger, out: Path, portfolio: Portfolio, *, key: str | Path | None = None) -> str:
@@ -124,11 +130,13 @@ def adopt(ledger: Ledger, out: Path, portfolio: Portfolio, *, key: str | Path | 
     return declared.release
 
 
-def accept(ledger: Ledger, portfolio: Portfolio) -> None:
+def accept(ledger: Ledger, portfolio: Portfolio, *, asker: CryptoSigner | None = None) -> None:
     """Go on with the ledger as it is: whoever says so vouches that every output whose entry was lost is adopted."""
     lost = [str(path) for path in witnesses(portfolio) if path.exists() and _lacks(ledger, path)]
     ledger.accept(
-        BudgetScope(portfolio.dataset, portfolio.unit, portfolio.adjacency.value), f"in spite of {', '.join(lost)}"
+        BudgetScope(portfolio.dataset, portfolio.unit, portfolio.adjacency.value),
+        f"in spite of {', '.join(lost)}",
+        asker=asker,
     )
     for path in witnesses(portfolio):
         if path.exists():

@@ -28,6 +28,7 @@ from dpmerge.merging.draw import draw
 from dpmerge.merging.staging import require_writable
 from dpmerge.planning.plan import Plan, require_current
 from dpmerge.portfolio.portfolio import Portfolio
+from dpmerge.releasing.approving import asker_of
 from dpmerge.releasing.charge_notes import noting
 from dpmerge.releasing.chargeable import proposed_charge
 from dpmerge.releasing.commitment_salt import require_private_salt
@@ -102,6 +103,7 @@ def release(
     audit: bool | Audited = False,
     jobs: int = 2,
     progress: Progress | None = None,
+    requester_key: str | Path | None = None,
     passphrase: Passphrase = None,
     insecure_permissions: bool = False,
 ) -> Release:
@@ -122,7 +124,8 @@ def release(
         audit: attack the simulated release first (or the result of such an attack), for the certificate to carry.
         jobs: threads that read, add up, hash and write.
         progress: called with bytes done and bytes in all.
-        passphrase: the key's, or a function that asks for it.
+        requester_key: your private key, to sign the request where a second person has to approve a final release.
+        passphrase: of the keys, or a function that asks for it.
         insecure_permissions: go on although others may read the key or the salt, or write the ledger.
 
     Returns:
@@ -132,6 +135,7 @@ def release(
         NoGuaranteeError: it does not meet its target as a release that others may follow.
         CapExceededError: a cap on this data does not allow it; nothing was charged.
         RunsLockedError: its runs are locked, or cannot be in a final release; nothing was charged.
+        ApprovalNeededError: others have to approve it first; it was requested, and nothing was charged or drawn.
         CannotWriteError: the output cannot be written. An error after the charge has a note that says so
             (`__notes__`).
 
@@ -154,6 +158,7 @@ def release(
     unlock = partial(read_private, passphrase=passphrase, insecure_permissions=insecure_permissions)
     if key is not None:
         unlock(key)  # a key that cannot sign is noticed before anything is charged
+    asker = asker_of(requester_key, passphrase, insecure_permissions=insecure_permissions)
     for field, path in (("output", target), ("portfolio", portfolio.path.absolute()), ("key", key)):
         require_writable_name(field, path)
     settings = ReleaseSettings.of(
@@ -173,13 +178,16 @@ def release(
     require_writable(target, overwrite=True)
     if new := is_missing(place):  # nothing can be known or pending there: what cannot be made leaves no ledger behind
         require_makeable(portfolio, terms, settings, place, jobs, every_byte=final)
-    with output_lock(target) as release_lock, opened_ledger(place, portfolio, insecure_permissions) as opened:
+    with (  # the ledger first: who is killed here leaves something that `recover` can be asked about
+        opened_ledger(place, portfolio, insecure_permissions) as opened,
+        output_lock(target, portfolio.path) as release_lock,
+    ):
         require_whole_ledger(opened, portfolio, target)
         proposed = proposed_charge(portfolio, terms, details=settings.document(), final=final, request_key=request_key)
         require_private_salt(portfolio, insecure_permissions)
         if request_key is None or opened.by_key(proposed.scope, request_key) is None:
             _require_new(opened, portfolio, terms, settings, place, jobs, final=final, looked_at=new)
-        charge = opened.charge(proposed, draw)
+        charge = opened.charge(proposed, draw, asker=asker)
         job = ReleaseJob(ledger=opened, charge=charge, portfolio=portfolio, jobs=jobs, progress=progress, unlock=unlock)
         left = f"release {charge.release_id} is charged; `dpmerge ledger recover` finishes it"
         with noting(left if charge.status == "pending" else None, target):
