@@ -109,7 +109,7 @@ class NoiseScratch:
     def box_muller(self, begun: int, stop: int) -> None:
         """Two independent normals of each of these pairs of 64-bit numbers.
 
-        The first has 53 bits for the radius √(−2 log u). The second has two for the quadrant and 51 for the angle in it,
+        The first has 53 bits for the radius √(−2 log u). The second has two for the quadrant and 51 for the angle,
         a share t of a right angle, of which odd quadrants take 1 − t, so that only signs are left to be set.
         """
         words, bits = self._words[begun:stop], self._bits[begun:stop]
