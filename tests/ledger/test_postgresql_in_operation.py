@@ -200,12 +200,10 @@ def test_a_connection_that_is_cut_while_committing_is_charged_once_with_one_draw
         assert ledger.verify().ok
 
 
-def test_a_server_that_crashes_and_recovers_is_waited_for(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_crashes_and_recovers_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of its processes is killed: it ends all connections, and takes none until it has recovered."""
     monkeypatch.setattr(connections, "RESTART_PATIENCE", 120.0)  # of a busy machine
-    with postgresql(tmp_path_factory.mktemp("crashing")) as address, Ledger.open(address) as ledger:
+    with postgresql() as address, Ledger.open(address) as ledger:
         ledger.charge(request([A], "a@1"), first)
 
         def crashing(units: object) -> int:

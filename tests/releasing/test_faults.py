@@ -637,8 +637,8 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with postgresql(tmp_path_factory.mktemp("server")) as address:
+def server() -> Iterator[str]:
+    with postgresql() as address:
         yield address
 
 
