@@ -53,8 +53,9 @@ def test_the_committed_settings_are_those_of_the_small_preset() -> None:
     assert FOUND["cifar10"].settings["scale"] == document["cifar"]
     assert FOUND["cifar10"].settings["scale"]["tests"] == 10_000
     assert FOUND[MEDIUM].settings["scale"] == PRESETS["medium"].document()["cifar"]
-    for name in ("ladder", "probe"):
-        assert FOUND[name].settings["preset"] == document
+    assert FOUND["ladder"].settings["preset"] == document
+    for name in ("mnist", "probe", "soundness", "mnist_audit"):
+        assert FOUND[name].settings["preset"]["mnist"] == document["mnist"]
     assert FOUND["ladder"].numbers["mnist"]["records"] == 60_000
 
 
