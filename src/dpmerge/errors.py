@@ -377,9 +377,9 @@ class ApprovalNeededError(DpmergeError):
         self.request, self.what, self.missing = request, what, missing
         self.people, self.expires, self.ledger = tuple(people), expires, ledger
         super().__init__(
-            f"waiting for approval, and nothing was done: {what}; {some_of(missing, self.people)} must approve it until "
-            f"{expires[:16]} UTC (dpmerge ledger approve {request[:16]} --ledger {ledger} --key KEY), then do the same "
-            "again"
+            f"waiting for approval, and nothing was done: {what}; {some_of(missing, self.people)} must approve it "
+            f"until {expires[:16]} UTC (dpmerge ledger approve {request[:16]} --ledger {ledger} --key KEY), then do "
+            "the same again"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
