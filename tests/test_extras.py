@@ -27,6 +27,8 @@ EXTRAS = {
     "lightning": "lightning",
     "transformers": "huggingface",
     "accelerate": "huggingface",
+    "fsspec": "remote",
+    "s3fs": "remote",
 }
 ASKING = {
     "the recorder": ("import dpmerge.training", "torch"),
@@ -37,6 +39,8 @@ ASKING = {
     "the recorder in Trainer, without accelerate": ("import dpmerge.training.transformers", "accelerate"),
     "torch's evaluator": ("import dpmerge.evaluation.torch_evaluator", "torch"),
     "the ledger": ("from dpmerge.ledger import Ledger; Ledger.open('postgresql://somewhere/x')", "psycopg"),
+    "a portfolio by its URL": ("run('inspect', 's3://models/portfolio')", "fsspec"),
+    "a portfolio in S3": ("run('inspect', 's3://models/portfolio')", "s3fs"),
     "a frame": ("from dpmerge import Portfolio; Portfolio.load('MODELS').to_frame()", "pandas"),
     "a figure": (
         "from dpmerge import Portfolio, plan; plan(Portfolio.load('MODELS'), epsilon=1, delta=1e-5).plot()",

@@ -19,6 +19,7 @@ from dpmerge.certificate.output_files import file_checks
 from dpmerge.certificate.predicate import Predicate, derived, is_numerical, machine_error
 from dpmerge.errors import DpmergeError, InvalidInputError
 from dpmerge.files import is_file, read_bytes
+from dpmerge.remote.remote_path import RemotePath, location, pinned
 from dpmerge.terms.documents import MISSING, differences, validated
 
 if TYPE_CHECKING:
@@ -38,11 +39,15 @@ def check_output(
     `key` is the public key it must be signed with, or several of which one must have been used; `trusted_keys` a file
     of such keys with the times they are trusted in. `allow_extra` names files and folders that need not be covered.
     """
-    path = Path(out)
+    path = pinned(location(out, "output"))
     signed = _signature_check(key, trusted_keys)
     file = path / CERTIFICATE_NAME
     accepted = f"a folder that holds {CERTIFICATE_NAME}, as `dpmerge merge` makes it"
     if not is_file(file):
+        if isinstance(path, RemotePath) and path.is_dir():
+            problem = f"{path}: unfinished: a release has its certificate last, and there is none"
+            remedy = "who made it finishes it (`dpmerge ledger recover`); until then it is no release"
+            raise InvalidInputError(str(path), str(path), remedy, problem=problem)
         raise InvalidInputError(str(path), str(path), f"name {accepted}", problem=f"{path}: there is no certificate")
     text = read_bytes(file, accepted=accepted)
     try:

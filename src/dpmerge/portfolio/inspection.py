@@ -148,7 +148,8 @@ def inspect(
     """Account for every checkpoint, for all of them together, and ask each theorem what it covers.
 
     Args:
-        portfolio: A portfolio, or where it is: a folder of runs, one run's folder, or a `portfolio.yaml`.
+        portfolio: A portfolio, or where it is: a folder of runs, one run's folder, or a `portfolio.yaml`; or a URL, of
+            which headers alone are read.
         delta: The δ at which every ε is given.
         headers_only: Do not read the weights of a portfolio that is given by its place: faster, but digests are not
             checked, and a caveat says so.
@@ -171,7 +172,7 @@ def inspect(
     """
     validation.delta("delta", delta)
     if not isinstance(portfolio, Portfolio):
-        portfolio = Portfolio.load(portfolio, contents=not headers_only, allow=allow)
+        portfolio = Portfolio.load(portfolio, contents=False if headers_only else None, allow=allow)
     elif headers_only or tuple(allow):
         problem = "portfolio: it is loaded already, with headers_only and allow of its own"
         raise InvalidInputError("portfolio", portfolio, "pass the place of its files instead", problem=problem)

@@ -22,6 +22,7 @@ from dpmerge.portfolio.portfolio_file import LISTING_NAMES, ignored_folders, rea
 from dpmerge.portfolio.recorded_runs import Run, SavedCheckpoint
 from dpmerge.portfolio.run_reading import read_runs
 from dpmerge.portfolio.shared_seeds import in_a_group, shared_seed
+from dpmerge.remote.remote_path import is_url, location, pinned
 from dpmerge.terms.portfolio_facts import Allowance
 from dpmerge.terms.run_record import shared_map_voucher
 
@@ -47,13 +48,13 @@ class Portfolio:
     listing: Path | None = None  # the file that lists its runs, where there is one
 
     @classmethod
-    def load(cls, path: str | Path, *, contents: bool = True, allow: Iterable[Allowance] = ()) -> Portfolio:
+    def load(cls, path: str | Path, *, contents: bool | None = None, allow: Iterable[Allowance] = ()) -> Portfolio:
         """Read a folder of runs, one run's folder, or a `portfolio.yaml`.
 
         Args:
-            path: The folder or the file.
+            path: The folder or the file; or its URL, as `s3://bucket/models`.
             contents: Read every weight; False reads headers only: digests and finiteness are then not checked, and a
-                caveat says so.
+                caveat says so. By default weights on disk are read, and weights in a store are not.
             allow: Differences that may be averaged over, besides those a `portfolio.yaml` allows.
 
         Returns:
@@ -63,7 +64,8 @@ class Portfolio:
             PortfolioError: Something is wrong in a file, or the runs do not belong together
                 (docs/reference/portfolio.md has a named error for each reason).
         """
-        path = Path(path)
+        path = pinned(location(path, "portfolio"))
+        contents = not is_url(path) if contents is None else contents
         for name in (allow := tuple(allow)):
             if name not in get_args(Allowance):
                 raise InvalidInputError("allow", name, ", ".join(get_args(Allowance)))

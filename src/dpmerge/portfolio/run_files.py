@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 
 from dpmerge.errors import CannotWriteError, InvalidInputError, UnsafePathError
 from dpmerge.files import read_bytes, sync_folder
+from dpmerge.remote.remote_path import RemotePath
 from dpmerge.terms.documents import strict_json
 
 LONGEST_NAME = 255
@@ -53,7 +54,12 @@ def require_replaceable(path: Path, schema: str) -> None:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write beside, flush to disk, rename."""
+    """Write beside, flush to disk, rename; an object of a store appears whole by itself."""
+    if isinstance(path, RemotePath):
+        from dpmerge.remote.stores import store_of
+
+        store_of(path).replace(path, content)
+        return
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
         # For its owner alone: digests of unreleased weights, and seeds, are private.

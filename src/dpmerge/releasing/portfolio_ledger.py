@@ -33,6 +33,7 @@ from dpmerge.releasing.ledger_location import (
     witness,
     witnesses_below,
 )
+from dpmerge.remote.remote_path import location
 from dpmerge.terms.portfolio_facts import Allowance
 
 
@@ -89,7 +90,11 @@ class PortfolioLedger(Ledger):
             InvalidInputError: Neither a portfolio nor a ledger is given.
         """
         where = ledger_of(portfolio, ledger)
-        home = None if portfolio is None else (portfolio.path if isinstance(portfolio, Portfolio) else Path(portfolio))
+        home = (
+            None
+            if portfolio is None
+            else (portfolio.path if isinstance(portfolio, Portfolio) else location(portfolio, "portfolio"))
+        )
         if not create and isinstance(where, Path) and not where.exists():
             require_not_lost(where, () if home is None else witnesses_below(home))
             raise LedgerError(
@@ -251,7 +256,7 @@ class PortfolioLedger(Ledger):
         portfolio = Portfolio.load(self._portfolio, contents=False)
         how = "adopted" if key is not None else "adopted; no key, so every run counts as released to its last step"
         for out in outputs:
-            release = recover.adopt(self, Path(out), portfolio, key=key)
+            release = recover.adopt(self, location(out, "adopt"), portfolio, key=key)
             yield RecoveryStep(release=release, out=str(out), outcome=how)
         doubt = self.doubt
         if accept and doubt is not None:

@@ -27,6 +27,7 @@ from dpmerge.merging.staging import remove_leftovers
 from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.releasing.charge_notes import noting
 from dpmerge.releasing.commitment_salt import require_private_salt
+from dpmerge.releasing.kept_beside import kept_folder
 from dpmerge.releasing.ledger_location import WITNESS_NAME, require_whole_ledger, witness, witnesses
 from dpmerge.releasing.output_lock import output_lock
 from dpmerge.releasing.publish import publish
@@ -91,8 +92,8 @@ def abandon(ledger: Ledger, release_id: str) -> None:
     with output_lock(out) if out.parent.is_dir() else nullcontext():
         ledger.abandon(release_id, "given up by whoever keeps the ledger")
         remove_leftovers(out)
-    if settings.home.is_dir():
-        update_head_checkpoint(ledger, settings.home / WITNESS_NAME)
+    if (home := kept_folder(settings.home)).is_dir():
+        update_head_checkpoint(ledger, home / WITNESS_NAME)
 
 
 def adopt(ledger: Ledger, out: Path, portfolio: Portfolio, *, key: str | Path | None = None) -> str:
