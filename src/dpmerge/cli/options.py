@@ -69,7 +69,10 @@ HEADERS_ONLY = Annotated[
     typer.Option("--headers-only", help="Read the headers of weight files only: faster, but digests are not checked."),
 ]
 
-
+REHASH = Annotated[
+    bool,
+    typer.Option("--rehash", help="Read every weight: digests that are remembered of unchanged files are not used."),
+]
 INSECURE = Annotated[
     bool,
     typer.Option(
@@ -79,10 +82,11 @@ INSECURE = Annotated[
 ]
 
 
-def loaded_portfolio(path: Path, headers_only: bool, allow: Iterable[str] | None) -> Portfolio:
+def loaded_portfolio(path: Path, headers_only: bool, allow: Iterable[str] | None, *, rehash: bool = False) -> Portfolio:
     from dpmerge.portfolio.portfolio import Portfolio
 
-    return Portfolio.load(path, contents=False if headers_only else None, allow=tuple(allow or ()))  # type: ignore[arg-type]
+    contents = False if headers_only else None
+    return Portfolio.load(path, contents=contents, rehash=rehash, allow=tuple(allow or ()))  # type: ignore[arg-type]
 
 
 def require_writable(field: str, file: Path | None) -> None:

@@ -21,6 +21,7 @@ from dpmerge.cli.options import (
     JOBS,
     LEDGER,
     PORTFOLIO,
+    REHASH,
     loaded_portfolio,
     numbers,
     require_writable,
@@ -91,6 +92,7 @@ def plan(
     ] = None,
     allow: ALLOW = None,
     headers_only: HEADERS_ONLY = False,
+    rehash: REHASH = False,
     suggest: Annotated[
         bool, typer.Option("--suggest", help="Say what one more run or checkpoint would save; takes a few plans more.")
     ] = False,
@@ -134,7 +136,7 @@ def plan(
             cache=cache,
             jobs=jobs,
         )
-        loaded = loaded_portfolio(portfolio, headers_only, allow)
+        loaded = loaded_portfolio(portfolio, headers_only, allow, rehash=rehash)
         result = compute(
             loaded,
             target,

@@ -27,7 +27,6 @@ from dpmerge.errors import (
 )
 from dpmerge.files import LARGEST_DOCUMENT, open_regular, require_one_version
 from dpmerge.portfolio.samples import Array, Sample, places, single
-from dpmerge.remote.remote_path import RemotePath
 from dpmerge.safetensors_header import LARGEST_HEADER, SIZES, TensorEntry, parse_header, read_header, refuse_pickle
 
 __all__ = [
@@ -68,6 +67,7 @@ class Contents:
     sha256: str
     tensors: dict[str, str]
     samples: dict[str, Sample] = field(compare=False, default_factory=dict)
+    recalled: bool = field(compare=False, default=False)  # from an earlier pass (`digest_memory`)
 
 
 def read_contents(path: Path, slots: Iterable[TensorEntry], *, each: bool = True) -> Contents:
@@ -116,10 +116,7 @@ def _read_tensor(path: Path, file: BinaryIO, slot: TensorEntry, whole: Any, each
 
 
 def read_samples(path: Path, slots: Iterable[TensorEntry]) -> dict[str, Sample]:
-    """The samples of all tensors of floats, and nothing else of a file on disk; an object of a store is read whole."""
-    if isinstance(path, RemotePath):
-        # A thousand requests for each tensor would take longer.
-        return read_contents(path, sorted(slots, key=lambda slot: (slot.start, slot.end))).samples
+    """The samples of all tensors of floats, and nothing else of a file on disk."""
     try:
         with open_regular(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             return {s.name: _sampled(content, s) for s in slots if s.dtype in _EXPONENTS and s.end > s.start}

@@ -76,7 +76,7 @@ def require_makeable(
     if (free := shutil.disk_usage(out.parent).free) < needed:
         problem = f"output: there is room for {free:,} bytes where {out} would be, and {needed:,} are needed"
         raise CannotWriteError("output", str(out), "make room, or name another place", problem=problem)
-    if not portfolio.contents_read:
+    if not portfolio.contents_read or any(each.recalled for each in portfolio.checkpoints()):
         # Planning compares all this too; but who merges may not have planned here.
         looked_at = [sampled(run) for run in portfolio.runs]
         require_named_parents(looked_at)

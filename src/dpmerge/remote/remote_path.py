@@ -99,7 +99,7 @@ def location(place: str | Path, field: str = "path") -> Path:
     PosixPath('models/a')
     >>> location("s3://key:secret@models/a")
     Traceback (most recent call last):
-    dpmerge.errors.InvalidInputError: path: got a URL with a user or password in it; accepted: scheme://bucket/key …
+    dpmerge.errors.InvalidInputError: path: got a URL with a user or password in it; accepted: scheme://bucket/key
     """
     if isinstance(place, RemotePath):
         return place
@@ -112,8 +112,7 @@ def location(place: str | Path, field: str = "path") -> Path:
     if found[1].lower() == "file":
         return Path(unquote(urlsplit(text).path))
     if (wrong := _unacceptable(found[1].lower(), found[2])) is not None:
-        accepted = "scheme://bucket/key alone: credentials come from the environment, as the store's library has it"
-        raise InvalidInputError(field, None, accepted, found=f"a URL {wrong}")
+        raise InvalidInputError(field, None, "scheme://bucket/key", found=f"a URL {wrong}")
     return RemotePath(f"{found[1].lower()}://{found[2]}")
 
 

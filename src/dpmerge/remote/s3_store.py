@@ -20,8 +20,7 @@ class S3Store(Store):
 
     def state(self, path: RemotePath) -> ObjectState:
         found = super().state(path)
-        _, _, mark = found.identity.partition(":")
-        name, _, value = mark.partition("=")
+        name, _, value = found.identity.partition(";")[0].partition("=")
         # In a bucket without versions an object is known by its ETag alone.
         pin = (("VersionId", value),) if name == "VersionId" else (("IfMatch", value),)
         return ObjectState(size=found.size, identity=found.identity, pin=pin)

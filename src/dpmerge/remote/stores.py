@@ -75,7 +75,7 @@ class Store:
         if not marks:
             words = "has neither a version nor a strong ETag, so that a change could not be seen; copy it to a disk"
             raise OSError(errno.EOPNOTSUPP, words, str(path))
-        return ObjectState(size=int(found["size"]), identity=f"{path.scheme}:{marks[0]}")
+        return ObjectState(size=int(found["size"]), identity=";".join(marks))
 
     def read(self, path: RemotePath, state: ObjectState, start: int, end: int) -> bytes:
         """The bytes of a range, of that version where the store can promise it."""
