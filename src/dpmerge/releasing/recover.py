@@ -32,8 +32,10 @@ from dpmerge.releasing.ledger_location import WITNESS_NAME, require_whole_ledger
 from dpmerge.releasing.output_lock import output_lock
 from dpmerge.releasing.publish import publish
 from dpmerge.releasing.release_job import Progress, ReleaseJob
+from dpmerge.releasing.remote_output import forget_staged, lock_place, withdraw
 from dpmerge.releasing.settings import ReleaseSettings
 from dpmerge.releasing.verifying import made_from
+from dpmerge.remote.remote_path import location
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ def recover(
     unlock = partial(read_private, passphrase=passphrase, insecure_permissions=insecure_permissions)
     for charge in ledger.pending():
         settings, pending = ReleaseSettings.read(charge.details), True
-        out = Path(settings.out)
+        out = location(settings.out)
         try:
             with noting(None, out):
                 portfolio = settings.load_portfolio(moved_to)
@@ -71,7 +73,7 @@ def recover(
                 job = ReleaseJob(
                     ledger=ledger, charge=charge, portfolio=portfolio, jobs=jobs, progress=progress, unlock=unlock
                 )
-                with output_lock(out) as release_lock:
+                with output_lock(lock_place(out)) as release_lock:
                     publish(job, out, release_lock)
                 pending = False
                 witness(ledger, portfolio)
@@ -87,11 +89,15 @@ def abandon(ledger: Ledger, release_id: str) -> None:
     if charge is None:
         raise InvalidInputError("abandon", release_id, "the id of a release in this ledger")
     settings = ReleaseSettings.read(charge.details)
-    out = Path(settings.out)
+    out = location(settings.out)
+    place = lock_place(out)
     # In a folder that is gone, or of another machine, nobody can be making it.
-    with output_lock(out) if out.parent.is_dir() else nullcontext():
+    with output_lock(place) if place.parent.is_dir() else nullcontext():
+        if charge.status == "pending":
+            withdraw(charge, out)
         ledger.abandon(release_id, "given up by whoever keeps the ledger")
-        remove_leftovers(out)
+        remove_leftovers(place)
+        forget_staged(charge, out)
     if (home := kept_folder(settings.home)).is_dir():
         update_head_checkpoint(ledger, home / WITNESS_NAME)
 

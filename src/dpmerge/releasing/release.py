@@ -37,7 +37,9 @@ from dpmerge.releasing.output_lock import output_lock
 from dpmerge.releasing.preconditions import require_makeable, require_nothing_pending, require_writable_name
 from dpmerge.releasing.publish import publish
 from dpmerge.releasing.release_job import Progress, ReleaseJob
+from dpmerge.releasing.remote_output import lock_place
 from dpmerge.releasing.settings import Adapters, ReleaseSettings
+from dpmerge.remote.remote_path import RemotePath, location
 from dpmerge.terms.guarantee import Guarantee
 from dpmerge.terms.release_terms import ReleaseTerms
 
@@ -109,7 +111,7 @@ def release(
 
     Args:
         plan: what to release, from `dpm.plan`, `Plan.load` or `dpm.prepare`.
-        out: the folder to make; it appears whole or not at all.
+        out: the folder to make; it appears whole or not at all. Or the URL of a prefix: its certificate comes last.
         ledger: a file or a database's URL; by default a file beside the portfolio.
         final: nothing else of these runs will ever be released: they are locked, and theorems sharper than joint
             release apply. Without it the release is priced so that others may follow.
@@ -147,7 +149,7 @@ def release(
     (Guarantee(epsilon=0.12, delta=1e-05), ['model.safetensors'])
     """
     terms = releasable(plan, final=final)
-    portfolio, target = plan.portfolio, Path(out).absolute()
+    portfolio, target = plan.portfolio, location(out, "output").absolute()
     if adapters not in get_args(Adapters):
         raise InvalidInputError("adapters", adapters, ", ".join(get_args(Adapters)))
     key = None if key is None else Path(key)
@@ -170,10 +172,14 @@ def release(
         asked=plan.request,
     )
     place = default_ledger(portfolio) if ledger is None else ledger
-    require_writable(target, overwrite=True)
+    if not isinstance(target, RemotePath):
+        require_writable(target, overwrite=True)
     if new := is_missing(place):  # nothing can be known or pending there: what cannot be made leaves no ledger behind
         require_makeable(portfolio, terms, settings, place, jobs, every_byte=final)
-    with output_lock(target) as release_lock, opened_ledger(place, portfolio, insecure_permissions) as opened:
+    with (
+        output_lock(lock_place(target)) as release_lock,
+        opened_ledger(place, portfolio, insecure_permissions) as opened,
+    ):
         require_whole_ledger(opened, portfolio, target)
         proposed = proposed_charge(portfolio, terms, details=settings.document(), final=final, request_key=request_key)
         require_private_salt(portfolio, insecure_permissions)
@@ -187,7 +193,7 @@ def release(
             made = publish(job, target, release_lock)
         with noting(f"release {charge.release_id} is out, in {target}: it is charged and complete", target):
             witness(opened, portfolio)
-    return Release(Path(out), charge.release_id, made.content, made.files, made.is_signed, charge.already)
+    return Release(location(out), charge.release_id, made.content, made.files, made.is_signed, charge.already)
 
 
 def releasable(plan: Plan, *, final: bool) -> ReleaseTerms:
@@ -241,4 +247,4 @@ def _require_new(
     once = final or ledger.is_capped(BudgetScope(portfolio.dataset, portfolio.unit, portfolio.adjacency.value))
     if not looked_at:
         require_makeable(portfolio, terms, settings, place, jobs, every_byte=once)
-    require_nothing_pending(ledger, portfolio, terms, Path(settings.out))
+    require_nothing_pending(ledger, portfolio, terms, location(settings.out))

@@ -7,10 +7,14 @@ Guarantees: a range of an object that was replaced meanwhile is an error; an obj
 from __future__ import annotations
 
 import errno
+from collections.abc import Mapping
 from typing import Any
 
 from dpmerge.remote.remote_path import RemotePath
 from dpmerge.remote.stores import ObjectState, Store, only_our_words
+
+PART, MOST_PARTS = 2**24, 9_000
+"""Bytes of a part, and how many there may be (S3 takes 10,000)."""
 
 
 class S3Store(Store):
@@ -35,6 +39,9 @@ class S3Store(Store):
         if len(content) != end - start:
             raise OSError(errno.ESTALE, "was changed while it was read", str(path))
         return content
+
+    def parts(self, size: int) -> Mapping[str, int]:
+        return {"chunksize": max(PART, -(-size // MOST_PARTS)), "max_concurrency": 2}
 
     def drop_unfinished(self, path: RemotePath) -> None:
         bucket, _, key = path.key.partition("/")
