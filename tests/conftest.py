@@ -79,7 +79,7 @@ LONG = {
 
 TRAINING = re.compile(r"^\s*(from|import) (torch|opacus|dpmerge\.training|dpmerge\.experiments|reproduction)\b", re.M)
 STARTING = {"NotebookClient", "subprocess", "multiprocessing", "fork", "ProcessPoolExecutor"}
-SERVERS = {"server", "database"}
+SERVERS = {"server", "database", "object_store", "hub"}
 OURS = (str(HERE), str(HERE.parent / "soak"))
 """Whose functions are followed; what the package itself starts is not asked."""
 
@@ -182,3 +182,11 @@ def gaussian_values() -> dict[str, Any]:
 def hidden_state_values() -> list[dict[str, Any]]:
     """The quadratic program solved to 1e-12."""
     return json.loads((DATA / "hidden_state_values.json").read_text())
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _private_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What is kept for oneself stays out of the home of who runs the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DPMERGE_HOME", str(tmp_path_factory.mktemp("private") / "home"))
+        yield

@@ -28,6 +28,8 @@ EXTRAS = {
     "transformers": "huggingface",
     "accelerate": "huggingface",
     "rfc3161_client": "timestamps",
+    "fsspec": "remote",
+    "s3fs": "remote",
 }
 ASKING = {
     "the recorder": ("import dpmerge.training", "torch"),
@@ -46,6 +48,8 @@ ASKING = {
         "from dpmerge.certificate.timestamp_token import checked; checked(b'', b'certificate', [])",
         "rfc3161_client",
     ),
+    "a portfolio by its URL": ("run('inspect', 's3://models/portfolio')", "fsspec"),
+    "a portfolio in S3": ("run('inspect', 's3://models/portfolio')", "s3fs"),
     "a frame": ("from dpmerge import Portfolio; Portfolio.load('MODELS').to_frame()", "pandas"),
     "a figure": (
         "from dpmerge import Portfolio, plan; plan(Portfolio.load('MODELS'), epsilon=1, delta=1e-5).plot()",

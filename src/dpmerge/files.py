@@ -1,7 +1,8 @@
-"""Files, read without trusting them: only regular ones, none waited for, none beyond a limit.
+"""Files, read without trusting them: only regular ones, none waited for, none beyond a limit; or objects of a store.
 
 Guarantees: a pipe, a device or a file of holes is refused before a byte is read; a digest is of exactly the bytes that
-were there when it began. What is being written is locked: a leftover is known by a lock that nobody holds.
+were there when it began; of an object every byte is of one version. What is being written is locked: a leftover is
+known by a lock that nobody holds.
 Refuses (OSError, or InvalidInputError from `read_bytes`): everything else.
 """
 
@@ -13,12 +14,16 @@ import hashlib
 import os
 import secrets
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from dpmerge.errors import CannotReadError, InvalidInputError
+from dpmerge.remote.remote_path import RemotePath
+
+if TYPE_CHECKING:
+    from dpmerge.remote.opened_object import OpenedObject
 
 _PIECE = 2**20
 
@@ -53,8 +58,85 @@ def regular_descriptor(path: str | Path) -> int:
 
 
 def open_regular(path: str | Path) -> BinaryIO:
-    """A regular file, open for reading; an OSError for anything else."""
+    """A regular file, or an object of a store, open for reading; an OSError for anything else."""
+    if isinstance(path, RemotePath):
+        from dpmerge.remote.opened_object import opened_object
+
+        return opened_object(path)
     return os.fdopen(regular_descriptor(path), "rb")
+
+
+def size_of(file: BinaryIO) -> int:
+    """How many bytes a file that `open_regular` gave has."""
+    remote = getattr(file, "raw", None)
+    size = getattr(remote, "size", None)
+    return os.fstat(file.fileno()).st_size if size is None else int(size)
+
+
+def require_one_version(file: BinaryIO) -> None:
+    """After the last read of what `open_regular` gave: an object of a store was not replaced meanwhile (OSError)."""
+    if (check := getattr(getattr(file, "raw", None), "require_unchanged", None)) is not None:
+        check()
+
+
+def file_size(path: Path) -> int:
+    """How many bytes a file has; an OSError if there is none."""
+    if isinstance(path, RemotePath):
+        from dpmerge.remote.stores import store_of
+
+        return store_of(path).state(path).size
+    return path.stat().st_size
+
+
+class OpenFile:
+    """A file somewhere: its size, its bytes at any place, and by what a change of it is recognised.
+
+    Several threads may read at a time. Opening it is an OSError for anything but a regular file or an object.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.descriptor: int | None = None
+        """Of a file on disk."""
+        self._object: OpenedObject | None = None
+        if isinstance(path, RemotePath):
+            from dpmerge.remote.opened_object import OpenedObject
+
+            self._object = OpenedObject(path)
+        else:
+            self.descriptor = regular_descriptor(path)
+
+    @property
+    def size(self) -> int:
+        if self._object is not None:
+            return self._object.size
+        assert self.descriptor is not None, "it is open"
+        return os.fstat(self.descriptor).st_size
+
+    @property
+    def identity(self) -> Hashable:
+        """Of a file on disk its size, time and inode, as they are now; of an object the version that is being read."""
+        if self._object is not None:
+            return self._object.identity
+        assert self.descriptor is not None, "it is open"
+        found = os.fstat(self.descriptor)
+        return found.st_size, found.st_mtime_ns, found.st_ino
+
+    def is_still(self, identity: Hashable) -> bool:
+        """Whether it is what it was: the file that is open, or the object that is there now."""
+        return (self.identity if self._object is None else self._object.now()) == identity
+
+    def read_at(self, into: memoryview, offset: int) -> int:
+        """Fill a buffer as far as possible; how many bytes that are, 0 at the end."""
+        if self._object is not None:
+            return self._object.read_at(into, offset)
+        assert self.descriptor is not None, "it is open"
+        return os.preadv(self.descriptor, [into], offset)
+
+    def close(self) -> None:
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+            self.descriptor = None
 
 
 def read_bytes(path: Path, limit: int = LARGEST_DOCUMENT, accepted: str = "a readable JSON file") -> bytes:
@@ -62,6 +144,7 @@ def read_bytes(path: Path, limit: int = LARGEST_DOCUMENT, accepted: str = "a rea
     try:
         with open_regular(path) as file:
             content = file.read(limit + 1)
+            require_one_version(file)
     except OSError as error:
         raise CannotReadError.from_os(error, path=path, accepted=accepted) from None
     except ValueError as error:  # a name no file can have
@@ -72,18 +155,24 @@ def read_bytes(path: Path, limit: int = LARGEST_DOCUMENT, accepted: str = "a rea
 
 
 def is_file(path: Path) -> bool:
-    """Whether there is a file that can be seen; a name no file can have is none."""
+    """Whether there is a file that can be seen; a name no file can have is none. Of a store that fails nobody knows."""
     try:
         return path.is_file()
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
+        if isinstance(path, RemotePath):
+            raise CannotReadError.from_os(_of_the_system(error), path=path, accepted="a store that answers") from None
         return False
+
+
+def _of_the_system(error: OSError | ValueError) -> OSError:
+    return error if isinstance(error, OSError) else OSError(errno.EINVAL, "no name of an object")
 
 
 def file_digest(file: Path, size: int | None = None) -> str:
     """SHA-256 of a file, which must have `size` bytes where that is known; an OSError if it has not."""
     found = hashlib.sha256()
     with open_regular(file) as stream:
-        left = os.fstat(stream.fileno()).st_size
+        left = size_of(stream)
         if size is not None and left != size:
             raise OSError(errno.EFBIG, f"{left:,} bytes where {size:,} were certified", str(file))
         while left and (piece := stream.read(min(left, _PIECE))):
@@ -91,6 +180,7 @@ def file_digest(file: Path, size: int | None = None) -> str:
             left -= len(piece)
         if left or stream.read(1):
             raise OSError(errno.ESTALE, "changed while it was read", str(file))
+        require_one_version(stream)
     return found.hexdigest()
 
 

@@ -8,13 +8,12 @@ No tensor name is ever used as a path.
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from dpmerge.errors import CheckpointError, InvalidInputError, PickleRefusedError, UnreadableCheckpointError
-from dpmerge.files import open_regular
+from dpmerge.files import open_regular, size_of
 from dpmerge.terms.documents import strict_json
 
 LARGEST_HEADER = 32_000_000
@@ -57,7 +56,7 @@ def read_header(path: Path) -> tuple[TensorEntry, ...]:
     """The tensors of a safetensors file, in the order of their bytes."""
     try:
         with open_regular(path) as file:
-            return _header(path, file, os.fstat(file.fileno()).st_size)
+            return _header(path, file, size_of(file))
     except OSError as error:
         raise UnreadableCheckpointError.from_os(error, path=path) from None
 

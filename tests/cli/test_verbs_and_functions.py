@@ -41,6 +41,7 @@ LOAD = {
     "portfolio": (dpm.Portfolio.load, "path"),
     "allow": (dpm.Portfolio.load, "allow"),
     "headers_only": (dpm.Portfolio.load, "contents"),
+    "rehash": (dpm.Portfolio.load, "rehash"),
 }
 OPENED = {
     "portfolio": (dpm.Ledger.of, "portfolio"),

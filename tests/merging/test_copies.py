@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dpmerge import files
 from dpmerge.errors import CheckpointError, DigestMismatchError
-from dpmerge.merging import config_files, copy_checkpoint, weight_files
+from dpmerge.merging import config_files, copy_checkpoint
 from dpmerge.merging.config_files import COPIED, copy_small_files, small_file
 from dpmerge.merging.copy_checkpoint import copy
 from dpmerge.portfolio.portfolio import Portfolio
@@ -110,14 +111,14 @@ def test_a_copy_with_a_value_that_is_not_finite_is_refused(tmp_path: Path) -> No
 def test_a_copy_of_a_file_that_changes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_run(tmp_path / "runs", "a", {ONE_FILE: model(1)})
     (saved,) = checkpoints(tmp_path / "runs")
-    read = weight_files.os.preadv
+    read = files.os.preadv
 
     def preadv(descriptor: int, buffers: Any, offset: int) -> int:
         if offset > 2000:
             os.utime(folder / ONE_FILE, ns=(1, 1))
         return read(descriptor, buffers, offset)
 
-    monkeypatch.setattr(weight_files.os, "preadv", preadv)
+    monkeypatch.setattr(files.os, "preadv", preadv)
     with pytest.raises(CheckpointError, match="a file that nobody changes"):
         copy(saved, written_to(tmp_path / "out"))
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dpmerge import files
 from dpmerge.errors import (
     CannotWriteError,
     CheckpointError,
@@ -23,7 +24,7 @@ from dpmerge.errors import (
     TensorMismatchError,
     UnreadableCheckpointError,
 )
-from dpmerge.merging import checkpoint_input, weight_files, writing
+from dpmerge.merging import checkpoint_input, writing
 from dpmerge.merging.engine import merge
 from dpmerge.merging.staging import StagedFolder
 from dpmerge.portfolio.recorded_runs import SavedCheckpoint
@@ -244,7 +245,7 @@ def after(monkeypatch: pytest.MonkeyPatch, count: int, event: Callable[[], objec
             event()
         return read(descriptor, buffers, offset)
 
-    monkeypatch.setattr(weight_files.os, "preadv", preadv)
+    monkeypatch.setattr(files.os, "preadv", preadv)
 
 
 @pytest.mark.parametrize("hashing", [True, False])
@@ -336,7 +337,7 @@ def test_short_reads_and_writes_are_completed(tmp_path: Path, monkeypatch: pytes
     read, write = os.preadv, os.pwrite
     (tmp_path / "whole").mkdir()
     whole = merge(parts, tmp_path / "whole", donor=saved[0], trained=None)
-    monkeypatch.setattr(weight_files.os, "preadv", lambda d, b, o: read(d, [b[0][: max(1, len(b[0]) // 3)]], o))
+    monkeypatch.setattr(files.os, "preadv", lambda d, b, o: read(d, [b[0][: max(1, len(b[0]) // 3)]], o))
     monkeypatch.setattr(writing.os, "pwrite", lambda d, c, o: write(d, c[: max(1, len(c) // 3)], o))
     (tmp_path / "bits").mkdir()
     assert merge(parts, tmp_path / "bits", donor=saved[0], trained=None) == whole

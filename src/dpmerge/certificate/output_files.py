@@ -19,7 +19,8 @@ from dpmerge.certificate.commitments import CertifiedFile
 from dpmerge.certificate.dsse import CERTIFICATE_NAME, Certificate
 from dpmerge.certificate.model_card import CARD_NAME
 from dpmerge.errors import InvalidInputError
-from dpmerge.files import LARGEST_SMALL_FILE, file_digest, read_bytes
+from dpmerge.files import LARGEST_SMALL_FILE, file_digest, file_size, read_bytes
+from dpmerge.remote.remote_path import RemotePath
 from dpmerge.terms.documents import strict_json
 
 TIMESTAMP_NAME = "privacy-certificate.tsr"
@@ -77,6 +78,15 @@ def _relative(name: str) -> str:
 
 def _entries(path: Path, allowed: Collection[str]) -> Iterator[tuple[str, str]]:
     """Everything in a folder by its relative name, and what it is; not what is below an exception or a link."""
+    if isinstance(path, RemotePath):
+        from dpmerge.remote.stores import store_of
+
+        try:
+            yield from ((name, "file") for name in sorted(store_of(path).files(path)) if not _below(name, allowed))
+            yield from ((name, "file") for name in sorted(allowed) if (path / name).exists())
+        except OSError as error:
+            yield ".", f"a prefix that cannot be listed ({error.strerror})"
+        return
     left = [""]
     while left:
         folder = left.pop()
@@ -97,12 +107,20 @@ def _entries(path: Path, allowed: Collection[str]) -> Iterator[tuple[str, str]]:
                 yield name, "file" if ordinary else "not an ordinary file"
 
 
+def _below(name: str, allowed: Collection[str]) -> bool:
+    return any(PurePosixPath(name).is_relative_to(each) for each in allowed)
+
+
 def _wrong(path: Path, name: str, certified: CertifiedFile) -> str | None:
     parts = PurePosixPath(name).parts
     if not name.isprintable() or name.startswith("/") or ".." in parts or "\\" in name:
         return f"{name!r} leads out of the folder"
     try:
         file = path / name
+        if isinstance(path, RemotePath):
+            if certified.size is None:
+                require_plausible(file, file_size(file))
+            return None if file_digest(file, certified.size) == certified.sha256 else _other(name)
         if any((path / Path(*parts[:depth])).is_symlink() for depth in range(1, len(parts) + 1)):
             inside = file.resolve().is_relative_to(path.resolve())
             return f"{name} is a link" if inside else f"{name} is a link out of the folder"
@@ -116,7 +134,11 @@ def _wrong(path: Path, name: str, certified: CertifiedFile) -> str | None:
         digest = file_digest(file, certified.size)
     except (OSError, RuntimeError) as error:  # links that go round in circles
         return f"{name} cannot be read ({getattr(error, 'strerror', None) or error})"
-    return None if digest == certified.sha256 else f"{name} is not the file that was certified"
+    return None if digest == certified.sha256 else _other(name)
+
+
+def _other(name: str) -> str:
+    return f"{name} is not the file that was certified"
 
 
 def require_plausible(file: Path, size: int) -> None:

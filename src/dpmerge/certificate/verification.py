@@ -20,6 +20,7 @@ from dpmerge.certificate.output_files import TIMESTAMP_NAME, file_checks
 from dpmerge.certificate.predicate import Predicate, derived, is_numerical, machine_error
 from dpmerge.errors import DpmergeError, InvalidInputError
 from dpmerge.files import is_file, read_bytes
+from dpmerge.remote.remote_path import RemotePath, location, pinned
 from dpmerge.terms.documents import MISSING, differences, validated
 
 if TYPE_CHECKING:
@@ -48,12 +49,16 @@ def check_output(
     `revocations` is a list, a file or an address, on which it must not be, signed with one of those keys or with
     `revocation_key`; `timestamp_roots` the roots of authorities whose timestamp it must have.
     """
-    path = Path(out)
+    path = pinned(location(out, "output"))
     believed = _believed(key, trusted_keys)
     later = _later_checks(path, believed, revocations, revocation_key, timestamp_roots)
     file = path / CERTIFICATE_NAME
     accepted = f"a folder that holds {CERTIFICATE_NAME}, as `dpmerge merge` makes it"
     if not is_file(file):
+        if isinstance(path, RemotePath) and path.is_dir():
+            problem = f"{path}: unfinished: a release has its certificate last, and there is none"
+            remedy = "who made it finishes it (`dpmerge ledger recover`); until then it is no release"
+            raise InvalidInputError(str(path), str(path), remedy, problem=problem)
         raise InvalidInputError(str(path), str(path), f"name {accepted}", problem=f"{path}: there is no certificate")
     text = read_bytes(file, accepted=accepted)
     try:

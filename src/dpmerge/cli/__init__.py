@@ -31,7 +31,7 @@ from dpmerge.cli import (
     timestamp,
     verify,
 )
-from dpmerge.cli.options import ALLOW, HEADERS_ONLY, PORTFOLIO
+from dpmerge.cli.options import ALLOW, HEADERS_ONLY, PORTFOLIO, REHASH
 from dpmerge.cli.terminal import AsJson, one_line_errors, print_json, say, tolerate_narrow_encodings, wide_console
 
 
@@ -129,6 +129,7 @@ def inspect(
     portfolio: PORTFOLIO,
     delta: Annotated[float, typer.Option(help="The δ at which every ε is given.")] = 1e-5,
     headers_only: HEADERS_ONLY = False,
+    rehash: REHASH = False,
     allow: ALLOW = None,
     as_json: AsJson = False,
 ) -> None:
@@ -143,7 +144,7 @@ def inspect(
     with one_line_errors():
         from dpmerge.portfolio.inspection import inspect as compute
 
-        result = compute(portfolio, delta, headers_only=headers_only, allow=allow or ())  # type: ignore[arg-type]
+        result = compute(portfolio, delta, headers_only=headers_only, rehash=rehash, allow=allow or ())  # type: ignore[arg-type]
     if as_json:
         print_json(result.document())
         return

@@ -15,6 +15,7 @@ from dpmerge.cli.options import (
     DELTA,
     HEADERS_ONLY,
     PORTFOLIO,
+    REHASH,
     loaded_portfolio,
     require_writable,
 )
@@ -49,6 +50,7 @@ def feasible(
     picture: Annotated[Path | None, typer.Option(metavar="SET.png", help="Draw the set.")] = None,
     allow: ALLOW = None,
     headers_only: HEADERS_ONLY = False,
+    rehash: REHASH = False,
     as_json: AsJson = False,
 ) -> None:
     """Which probabilities or weights of these models meet (ε, δ)? The paper's Algorithms 1 and 2.
@@ -68,7 +70,7 @@ def feasible(
         require_writable("output", output)
         require_picture(picture)
         found = feasible_set(
-            loaded_portfolio(portfolio, headers_only, allow),
+            loaded_portfolio(portfolio, headers_only, allow, rehash=rehash),
             epsilon=epsilon,
             delta=delta,
             method=method,  # type: ignore[arg-type]

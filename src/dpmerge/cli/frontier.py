@@ -19,6 +19,7 @@ from dpmerge.cli.options import (
     HEADERS_ONLY,
     JOBS,
     PORTFOLIO,
+    REHASH,
     loaded_portfolio,
     require_folder,
     require_writable,
@@ -72,6 +73,7 @@ def frontier(
     jobs: JOBS = 1,
     allow: ALLOW = None,
     headers_only: HEADERS_ONLY = False,
+    rehash: REHASH = False,
     as_json: AsJson = False,
 ) -> None:
     """What does each privacy level cost in utility, by which method?
@@ -94,7 +96,7 @@ def frontier(
         if figures is not None:
             require_folder("figures", figures if os.path.exists(figures) else figures.parent)
         executor = threads(jobs)
-        loaded = loaded_portfolio(portfolio, headers_only, allow)
+        loaded = loaded_portfolio(portfolio, headers_only, allow, rehash=rehash)
         with show_progress(None, "planning") as progress:
             analysis = compute(
                 loaded,

@@ -21,13 +21,14 @@ from dpmerge.cli.options import (
     require_jobs,
 )
 from dpmerge.cli.terminal import AsJson, bytes_shown, one_line_errors, print_json, say, wide_console
+from dpmerge.remote.remote_path import location
 
 INTERRUPTED = "nothing was published; if it had been charged, `dpmerge ledger recover PORTFOLIO` finishes it"
 
 
 def merge(
     portfolio: PORTFOLIO,
-    output: Annotated[Path, typer.Option("-o", "--output", help="The folder to make.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The folder to make, or the URL of a prefix.")],
     epsilon: Annotated[float | None, typer.Option(help="The ε to meet.")] = None,
     delta: Annotated[float | None, typer.Option(help="The δ to meet it at.")] = None,
     plan_file: Annotated[
@@ -97,6 +98,7 @@ def merge(
         from dpmerge.releasing.release import release
 
         require_jobs(jobs)
+        output = location(output, "output")
         loaded = loaded_portfolio(portfolio, headers_only=True, allow=allow)
         if adapters == "concatenated":
             loaded = allowing_adapter_starts(loaded)

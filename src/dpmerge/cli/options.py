@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dpmerge.errors import CannotWriteError, InvalidInputError, printable
+from dpmerge.remote.remote_path import is_url
 
 if TYPE_CHECKING:
     from dpmerge.portfolio.portfolio import Portfolio
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 PASSPHRASE = "DPMERGE_KEY_PASSPHRASE"  # noqa: S105  (where it is, not what it is)
 
 PORTFOLIO = Annotated[
-    Path, typer.Argument(metavar="PORTFOLIO", help="A folder of runs, one run's folder, or a portfolio.yaml.")
+    Path, typer.Argument(metavar="PORTFOLIO", help="A folder of runs, one run's folder, a portfolio.yaml, or its URL.")
 ]
 DELTA = Annotated[float, typer.Option(help="The δ of every guarantee.")]
 EVALUATOR = Annotated[
@@ -82,7 +83,10 @@ HEADERS_ONLY = Annotated[
     typer.Option("--headers-only", help="Read the headers of weight files only: faster, but digests are not checked."),
 ]
 
-
+REHASH = Annotated[
+    bool,
+    typer.Option("--rehash", help="Read every weight: digests that are remembered of unchanged files are not used."),
+]
 INSECURE = Annotated[
     bool,
     typer.Option(
@@ -92,15 +96,16 @@ INSECURE = Annotated[
 ]
 
 
-def loaded_portfolio(path: Path, headers_only: bool, allow: Iterable[str] | None) -> Portfolio:
+def loaded_portfolio(path: Path, headers_only: bool, allow: Iterable[str] | None, *, rehash: bool = False) -> Portfolio:
     from dpmerge.portfolio.portfolio import Portfolio
 
-    return Portfolio.load(path, contents=not headers_only, allow=tuple(allow or ()))  # type: ignore[arg-type]
+    contents = False if headers_only else None
+    return Portfolio.load(path, contents=contents, rehash=rehash, allow=tuple(allow or ()))  # type: ignore[arg-type]
 
 
 def require_writable(field: str, file: Path | None) -> None:
     """Refuse before hours of work what cannot be written after them."""
-    if file is None:
+    if file is None or is_url(file):
         return
     try:
         taken = not file.name or (file.exists() and not file.is_file())

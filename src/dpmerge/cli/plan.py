@@ -21,7 +21,7 @@ from dpmerge.cli.options import (
     JOBS,
     LEDGER,
     PORTFOLIO,
-    ledger_place,
+    REHASH,
     loaded_portfolio,
     numbers,
     require_writable,
@@ -30,6 +30,7 @@ from dpmerge.cli.options import (
 )
 from dpmerge.cli.terminal import AsJson, one_line_errors, print_json, say, wide_console
 from dpmerge.errors import CannotWriteError, InvalidInputError
+from dpmerge.remote.remote_path import location
 
 if TYPE_CHECKING:
     from dpmerge.planning.objectives import Objective
@@ -91,6 +92,7 @@ def plan(
     ] = None,
     allow: ALLOW = None,
     headers_only: HEADERS_ONLY = False,
+    rehash: REHASH = False,
     suggest: Annotated[
         bool, typer.Option("--suggest", help="Say what one more run or checkpoint would save; takes a few plans more.")
     ] = False,
@@ -119,6 +121,7 @@ def plan(
 
         target = Guarantee(epsilon=epsilon, delta=delta)
         target.require_target()
+        output = None if output is None else location(output, "output")
         require_writable("output", output)
         chosen = _objective(
             objective,
@@ -133,7 +136,7 @@ def plan(
             cache=cache,
             jobs=jobs,
         )
-        loaded = loaded_portfolio(portfolio, headers_only, allow)
+        loaded = loaded_portfolio(portfolio, headers_only, allow, rehash=rehash)
         result = compute(
             loaded,
             target,
@@ -145,7 +148,7 @@ def plan(
             checkpoints=checkpoints,
             non_private=non_private or (),
         )
-        refused = why_not_chargeable(result, ledger_place(portfolio, ledger), insecure_permissions=insecure_permissions)
+        refused = why_not_chargeable(result, ledger, insecure_permissions=insecure_permissions)
         if refused is not None:
             say(f"note: {refused}", err=True)
         document = result.document()

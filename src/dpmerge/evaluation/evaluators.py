@@ -22,6 +22,7 @@ from dpmerge.errors import InvalidInputError
 from dpmerge.evaluation.linear_classifier import LinearClassifier
 from dpmerge.evaluation.merged_model import Tensors
 from dpmerge.files import open_regular
+from dpmerge.remote.remote_path import location
 from dpmerge.terms.recipe import Recipe
 
 _ACCEPTED = "module:function, or linear:PATH.npz with arrays features and labels"
@@ -118,7 +119,7 @@ def load_evaluator(spec: str) -> Evaluator:
     kind, colon, name = spec.partition(":")
     if not colon or not kind or not name:
         raise InvalidInputError("evaluator", spec, _ACCEPTED)
-    return _linear(spec, Path(name)) if kind == "linear" else _named(spec, kind, name)
+    return _linear(spec, location(name, "evaluator")) if kind == "linear" else _named(spec, kind, name)
 
 
 def _linear(spec: str, path: Path) -> LinearClassifier:

@@ -7,12 +7,12 @@ Refuses: files that have another header or digest than was recorded.
 
 from __future__ import annotations
 
-import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
 
 from dpmerge.errors import CheckpointError, DigestMismatchError
+from dpmerge.files import OpenFile
 from dpmerge.merging.ordered_hash import OrderedHash
 from dpmerge.merging.weight_files import (
     Header,
@@ -22,7 +22,6 @@ from dpmerge.merging.weight_files import (
     opened,
     read_exactly,
     require_unchanged,
-    state,
 )
 from dpmerge.portfolio.recorded_runs import SavedCheckpoint, is_weights
 from dpmerge.portfolio.tensors import weights_digest
@@ -38,47 +37,47 @@ class TensorSource:
         self.whole: OrderedHash | None = OrderedHash() if whole else None
         self.unread = sum(slot.end - slot.start for file, slot in checkpoint.tensors.values() if file == path)
         self._checkpoint = checkpoint
-        self._descriptor: int | None = None
-        self._stat: tuple[int, int, int] | None = None
-        self.hashed: tuple[int, int, int] | None = None  # as it was when it was hashed on its own
+        self._file: OpenFile | None = None
+        self._identity: Hashable = None
+        self.hashed: Hashable = None  # as it was when it was hashed on its own
         self._lock = threading.Lock()
 
     def open(self) -> None:
         """Make sure that the file is open and is the one the portfolio knew. One thread at a time calls this."""
-        if self._descriptor is not None:
+        if self._file is not None:
             return
-        self._descriptor = opened(self.path)
-        self._stat = state(self._descriptor)
-        if self.hashed is not None and self._stat != self.hashed:
+        self._file = opened(self.path)
+        self._identity = self._file.identity
+        if self.hashed is not None and self._identity != self.hashed:
             raise changed_while_read(self.path)
-        header = header_of(self.path, self._descriptor)
+        header = header_of(self._file)
         require_known(self._checkpoint, self.path, header)
         if self.whole is not None:
             self.whole.feed(self.whole.ticket(), header.content)
 
     def read(self, into: memoryview, offset: int) -> None:
         """Fill a buffer."""
-        assert self._descriptor is not None
-        read_exactly(self.path, self._descriptor, into, offset)
+        assert self._file is not None
+        read_exactly(self._file, into, offset)
 
     def finished(self, count: int) -> None:
         """So many bytes were read, used and hashed; after the last of them the file must still be what it was."""
         with self._lock:
             self.unread -= count
-            if self.unread or self._descriptor is None:
+            if self.unread or self._file is None:
                 return
-            descriptor, self._descriptor = self._descriptor, None
+            file, self._file = self._file, None
         try:
-            require_unchanged(self.path, descriptor, self._stat)
+            require_unchanged(file, self._identity)
         finally:
-            os.close(descriptor)
+            file.close()
         if self.whole is not None:
             require_digest(self._checkpoint, self.path, self.whole.hexdigest())
 
     def close(self) -> None:
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
 
 class CheckpointInput:

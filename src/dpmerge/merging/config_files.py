@@ -15,7 +15,7 @@ from pathlib import Path
 
 from dpmerge.errors import DigestMismatchError
 from dpmerge.files import LARGEST_SMALL_FILE as LARGEST
-from dpmerge.files import is_file, read_bytes
+from dpmerge.files import file_size, is_file, read_bytes
 from dpmerge.merging.writing import WrittenFile, write_small
 from dpmerge.portfolio.manifest import MANIFEST_NAME
 from dpmerge.portfolio.recorded_runs import Run, SavedCheckpoint
@@ -39,7 +39,7 @@ def copy_small_files(
     written, left = [], set()
     found = {path.name: path for path in reversed(list(_beside(run, checkpoint)))}
     for name, path in sorted(found.items()):
-        if name in COPIED and inside(path, run.folder) and path.stat().st_size <= LARGEST:
+        if name in COPIED and inside(path, run.folder) and file_size(path) <= LARGEST:
             if name not in without:
                 content = read_bytes(path, LARGEST, "a readable file")
                 _require_vouched(run, path, content)

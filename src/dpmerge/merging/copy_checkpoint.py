@@ -23,7 +23,7 @@ from dpmerge.merging.byte_progress import ByteCount, Progressed
 from dpmerge.merging.checkpoint_input import require_digest, require_known
 from dpmerge.merging.engine import merge
 from dpmerge.merging.layout import PLAIN_METADATA, OutputFile, file_names, index_of
-from dpmerge.merging.weight_files import file_header, header_of, opened, read_exactly, require_unchanged, state
+from dpmerge.merging.weight_files import file_header, header_of, opened, read_exactly, require_unchanged
 from dpmerge.merging.writing import WrittenFile, allocate, create, write_all, write_small
 from dpmerge.portfolio.recorded_runs import SavedCheckpoint, is_weights
 from dpmerge.portfolio.tensors import TensorEntry
@@ -95,36 +95,42 @@ def reflinked(source: int, copy: int) -> bool:
 def _copied(
     checkpoint: SavedCheckpoint, path: Path, to: Path, file: OutputFile, count: ByteCount, stopped: threading.Event
 ) -> WrittenFile:
-    descriptor = opened(path)
+    source = opened(path)
     try:
         copied = create(to)
         try:
-            before, header = state(descriptor), header_of(path, descriptor)
+            before, size, header = source.identity, source.size, header_of(source)
             require_known(checkpoint, path, header)
-            shared = reflinked(descriptor, copied)
+            # What is read back of a copy that shares its blocks cannot change any more.
+            shared = source.descriptor is not None and reflinked(source.descriptor, copied)
+            read_from = opened(to) if shared else source
             if not shared:
-                allocate(to, copied, before[0])
+                allocate(to, copied, size)
             digest, buffer = hashlib.sha256(), np.zeros(_PIECE, np.uint8)
-            for slot, start, length in _pieces(len(header.content), header.slots):
-                if stopped.is_set():
-                    break
-                piece = buffer[:length]
-                read_exactly(path, copied if shared else descriptor, piece.data, start)
-                if slot is not None and not all_finite(slot.dtype, piece):
-                    found = f"NaN or infinity in {checkpoint.name}"
-                    raise CheckpointError(path, slot.name, None, "finite values only", found=found)
-                if not shared:
-                    write_all(to, copied, piece.data, start)
-                digest.update(piece.data)
-                count.add(length)
-            require_unchanged(path, descriptor, before)
+            try:
+                for slot, start, length in _pieces(len(header.content), header.slots):
+                    if stopped.is_set():
+                        break
+                    piece = buffer[:length]
+                    read_exactly(read_from, piece.data, start)
+                    if slot is not None and not all_finite(slot.dtype, piece):
+                        found = f"NaN or infinity in {checkpoint.name}"
+                        raise CheckpointError(path, slot.name, None, "finite values only", found=found)
+                    if not shared:
+                        write_all(to, copied, piece.data, start)
+                    digest.update(piece.data)
+                    count.add(length)
+            finally:
+                if shared:
+                    read_from.close()
+            require_unchanged(source, before)
         finally:
             os.close(copied)
     finally:
-        os.close(descriptor)
+        source.close()
     if not stopped.is_set():
         require_digest(checkpoint, path, digest.hexdigest())
-    return WrittenFile(file.name, digest.hexdigest(), before[0])
+    return WrittenFile(file.name, digest.hexdigest(), size)
 
 
 def _pieces(header: int, slots: tuple[TensorEntry, ...]) -> Iterator[tuple[TensorEntry | None, int, int]]:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -186,17 +185,17 @@ def _values(path: Path, slot: TensorEntry) -> _Values:
     """One pass over a tensor, a piece at a time."""
     stored, digest, unordered = hashlib.sha256(), hashlib.blake2b(digest_size=16), 0
     buffer = bytearray(min(_PIECE, slot.end - slot.start))
-    descriptor = opened(path)
+    file = opened(path)
     try:
         for start in range(slot.start, slot.end, _PIECE):
             piece = memoryview(buffer)[: min(_PIECE, slot.end - start)]
-            read_exactly(path, descriptor, piece, start)
+            read_exactly(file, piece, start)
             stored.update(piece)
             values = widened(slot.dtype, piece)
             digest.update(values.data)
             unordered += _mixed(values.view(np.uint64))
     finally:
-        os.close(descriptor)
+        file.close()
     return _Values(stored.hexdigest(), digest.hexdigest(), unordered % 2**64)
 
 

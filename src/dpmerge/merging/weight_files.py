@@ -7,13 +7,12 @@ Refuses: files that cannot be read, end early, have no safetensors header, or ch
 from __future__ import annotations
 
 import hashlib
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from pathlib import Path
 
 from dpmerge.errors import CheckpointError, UnreadableCheckpointError
-from dpmerge.files import regular_descriptor
+from dpmerge.files import OpenFile
 from dpmerge.portfolio.tensors import LARGEST_HEADER, TensorEntry, parse_header
 from dpmerge.terms.documents import strict_json
 
@@ -29,45 +28,43 @@ class Header:
     metadata: dict[str, str]
 
 
-def opened(path: Path) -> int:
+def opened(path: Path) -> OpenFile:
     try:
-        return regular_descriptor(path)
+        return OpenFile(path)
     except OSError as error:
         raise _unreadable(path, error) from None
 
 
-def state(descriptor: int) -> tuple[int, int, int]:
-    """What changes when a file does."""
-    found = os.fstat(descriptor)
-    return found.st_size, found.st_mtime_ns, found.st_ino
+def require_unchanged(file: OpenFile, before: Hashable) -> None:
+    try:
+        same = file.is_still(before)
+    except OSError as error:
+        raise _unreadable(file.path, error) from None
+    if not same:
+        raise changed_while_read(file.path)
 
 
-def require_unchanged(path: Path, descriptor: int, before: tuple[int, int, int] | None) -> None:
-    if state(descriptor) != before:
-        raise changed_while_read(path)
-
-
-def read_exactly(path: Path, descriptor: int, into: memoryview, offset: int) -> None:
+def read_exactly(file: OpenFile, into: memoryview, offset: int) -> None:
     """Fill a buffer from a file that must be long enough."""
     while into:
         try:
-            count = os.preadv(descriptor, [into], offset)
+            count = file.read_at(into, offset)
         except OSError as error:
-            raise _unreadable(path, error) from None
+            raise _unreadable(file.path, error) from None
         if not count:
-            raise changed_while_read(path)
+            raise changed_while_read(file.path)
         into, offset = into[count:], offset + count
 
 
-def header_of(path: Path, descriptor: int) -> Header:
+def header_of(file: OpenFile) -> Header:
     """The header of a safetensors file that is open."""
 
     def read(offset: int, length: int) -> bytes:
         content = bytearray(length)
-        read_exactly(path, descriptor, memoryview(content), offset)
+        read_exactly(file, memoryview(content), offset)
         return bytes(content)
 
-    return _header(path, os.fstat(descriptor).st_size, read)
+    return _header(file.path, file.size, read)
 
 
 def header_within(path: Path, content: bytes) -> Header:
@@ -88,26 +85,26 @@ def _header(path: Path, size: int, read: Callable[[int, int], bytes]) -> Header:
 
 def file_header(path: Path) -> Header:
     """The header of a safetensors file."""
-    descriptor = opened(path)
+    file = opened(path)
     try:
-        return header_of(path, descriptor)
+        return header_of(file)
     finally:
-        os.close(descriptor)
+        file.close()
 
 
-def file_digest(path: Path) -> tuple[str, tuple[int, int, int]]:
+def file_digest(path: Path) -> tuple[str, Hashable]:
     """The digest of a file, read on its own, and by what a change of it is recognised."""
     digest, buffer = hashlib.sha256(), bytearray(_PIECE)
-    descriptor = opened(path)
+    file = opened(path)
     try:
-        before = state(descriptor)
-        for offset in range(0, before[0], _PIECE):
-            piece = memoryview(buffer)[: min(_PIECE, before[0] - offset)]
-            read_exactly(path, descriptor, piece, offset)
+        before, size = file.identity, file.size
+        for offset in range(0, size, _PIECE):
+            piece = memoryview(buffer)[: min(_PIECE, size - offset)]
+            read_exactly(file, piece, offset)
             digest.update(piece)
-        require_unchanged(path, descriptor, before)
+        require_unchanged(file, before)
     finally:
-        os.close(descriptor)
+        file.close()
     return digest.hexdigest(), before
 
 

@@ -23,6 +23,7 @@ from dpmerge.planning.candidates import Candidate
 from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.portfolio.portfolio_caveats import caveats
 from dpmerge.portfolio.trained_tensors import differently_trained
+from dpmerge.remote.remote_path import location
 from dpmerge.terms.candidate_terms import CandidateTerms, Choice, ChoicePremise, Validation
 from dpmerge.terms.caveats import Caveat, release_caveats
 from dpmerge.terms.guarantee import Guarantee
@@ -130,7 +131,7 @@ class Plan:
         """
         from dpmerge.planning.plan_file import read_plan
 
-        return read_plan(Path(path), portfolio)
+        return read_plan(location(path, "plan"), portfolio)
 
     @cached_property
     def terms(self) -> ReleaseTerms:

@@ -143,15 +143,18 @@ def inspect(
     delta: float = 1e-5,
     *,
     headers_only: bool = False,
+    rehash: bool = False,
     allow: Iterable[Allowance] = (),
 ) -> Inspection:
     """Account for every checkpoint, for all of them together, and ask each theorem what it covers.
 
     Args:
-        portfolio: A portfolio, or where it is: a folder of runs, one run's folder, or a `portfolio.yaml`.
+        portfolio: A portfolio, or where it is: a folder of runs, one run's folder, or a `portfolio.yaml`; or a URL, of
+            which headers alone are read, and what is remembered of its weights.
         delta: The δ at which every ε is given.
         headers_only: Do not read the weights of a portfolio that is given by its place: faster, but digests are not
             checked, and a caveat says so.
+        rehash: Read every byte of a portfolio that is given by its place, whatever is remembered of its files.
         allow: Differences in spite of which models of a portfolio given by its place are averaged:
             `different_initial_weights`, `different_frozen_tensors`.
 
@@ -171,8 +174,8 @@ def inspect(
     """
     validation.delta("delta", delta)
     if not isinstance(portfolio, Portfolio):
-        portfolio = Portfolio.load(portfolio, contents=not headers_only, allow=allow)
-    elif headers_only or tuple(allow):
+        portfolio = Portfolio.load(portfolio, contents=False if headers_only else None, rehash=rehash, allow=allow)
+    elif headers_only or rehash or tuple(allow):
         problem = "portfolio: it is loaded already, with headers_only and allow of its own"
         raise InvalidInputError("portfolio", portfolio, "pass the place of its files instead", problem=problem)
     groups = tuple(

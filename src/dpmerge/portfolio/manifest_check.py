@@ -122,7 +122,7 @@ def check_manifest(path: str | Path, delta: float = 1e-5) -> ManifestCheck:
         return ManifestCheck(path=path, delta=delta, manifest=None, problems=tuple(by_field.values()))
     manifest = Manifest.read(path)
     if path.name == MANIFEST_NAME:
-        manifest, *_ = (run.manifest for run in read_runs(path.parent, contents=True))
+        manifest, *_ = (run.manifest for run in read_runs(path.parent, reading="every byte"))
     return ManifestCheck(path=path, delta=delta, manifest=manifest)
 
 

@@ -20,8 +20,9 @@ from dpmerge.files import is_file
 from dpmerge.portfolio.compatibility import mechanisms, require_agreement, tensor_difference
 from dpmerge.portfolio.portfolio_file import LISTING_NAMES, ignored_folders, read_listing, require_complete, run_folders
 from dpmerge.portfolio.recorded_runs import Run, SavedCheckpoint
-from dpmerge.portfolio.run_reading import read_runs
+from dpmerge.portfolio.run_reading import Reading, read_runs
 from dpmerge.portfolio.shared_seeds import in_a_group, shared_seed
+from dpmerge.remote.remote_path import is_url, location, pinned
 from dpmerge.terms.portfolio_facts import Allowance
 from dpmerge.terms.run_record import shared_map_voucher
 
@@ -47,13 +48,22 @@ class Portfolio:
     listing: Path | None = None  # the file that lists its runs, where there is one
 
     @classmethod
-    def load(cls, path: str | Path, *, contents: bool = True, allow: Iterable[Allowance] = ()) -> Portfolio:
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        contents: bool | None = None,
+        rehash: bool = False,
+        allow: Iterable[Allowance] = (),
+    ) -> Portfolio:
         """Read a folder of runs, one run's folder, or a `portfolio.yaml`.
 
         Args:
-            path: The folder or the file.
+            path: The folder or the file; or its URL, as `s3://bucket/models`.
             contents: Read every weight; False reads headers only: digests and finiteness are then not checked, and a
-                caveat says so.
+                caveat says so. By default weights on disk are read, and of weights in a store what is remembered of
+                them. Files that were read before and have not changed are not read again.
+            rehash: Read every weight, whatever is remembered of it.
             allow: Differences that may be averaged over, besides those a `portfolio.yaml` allows.
 
         Returns:
@@ -63,7 +73,11 @@ class Portfolio:
             PortfolioError: Something is wrong in a file, or the runs do not belong together
                 (docs/reference/portfolio.md has a named error for each reason).
         """
-        path = Path(path)
+        path = pinned(location(path, "portfolio"))
+        if rehash and contents is False:
+            raise InvalidInputError("rehash", rehash, "either every byte or headers alone")
+        reading: Reading = "recalled" if contents is None and is_url(path) else "contents"
+        reading = "every byte" if rehash else "headers" if contents is False else reading
         for name in (allow := tuple(allow)):
             if name not in get_args(Allowance):
                 raise InvalidInputError("allow", name, ", ".join(get_args(Allowance)))
@@ -75,14 +89,15 @@ class Portfolio:
             complete, allowed = listing.complete, {*listing.allow, *allow}
         else:
             home, folders, complete, allowed = path, run_folders(path), None, set(allow)
-        recorded = tuple(run for folder in folders for run in read_runs(folder, contents=contents))
+        recorded = tuple(run for folder in folders for run in read_runs(folder, reading=reading))
+        read = reading != "headers" and all(c.digests is not None for run in recorded for c in run.checkpoints)
         require_agreement(recorded)
         made = mechanisms(recorded)
         runs = tuple(Run(r.manifest, r.folder, made[r.manifest.run], r.checkpoints) for r in recorded)
         ignored = ignored_folders(home, folders)
         if complete and listing_file:
             require_complete(listing_file, ignored, runs[0].manifest.dataset.id)
-        return cls(home, runs, complete, frozenset(allowed), contents, ignored, listing_file)
+        return cls(home, runs, complete, frozenset(allowed), read, ignored, listing_file)
 
     def __repr__(self) -> str:
         named = [run.id for run in self.runs[:MOST_NAMED]]

@@ -17,6 +17,7 @@ from pydantic import Field
 from dpmerge.errors import InvalidInputError, ManifestError, UnreadableManifestError
 from dpmerge.files import is_file
 from dpmerge.portfolio.manifest import MANIFEST_NAME, Manifest, require_plain_path
+from dpmerge.remote.remote_path import is_url
 from dpmerge.strict_yaml import read_yaml
 from dpmerge.terms.documents import Strict, validated
 from dpmerge.terms.portfolio_facts import Allowance
@@ -40,7 +41,7 @@ def run_folders(path: Path) -> list[Path]:
         return [path]
     accepted = "a folder of runs, or a portfolio.yaml"
     try:
-        beside = sorted(path.iterdir()) if os.path.isdir(path) else None
+        beside = sorted(path.iterdir()) if (path.is_dir() if is_url(path) else os.path.isdir(path)) else None
     except OSError as error:
         raise UnreadableManifestError.from_os(error, path=path, accepted=accepted) from None
     if beside is None:

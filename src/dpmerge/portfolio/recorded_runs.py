@@ -20,9 +20,11 @@ from dpmerge.errors import (
     PrivateMetricError,
     TensorMismatchError,
 )
+from dpmerge.portfolio.digest_memory import contents_of
 from dpmerge.portfolio.manifest import MANIFEST_NAME, Manifest, Metric
 from dpmerge.portfolio.samples import Sample
 from dpmerge.portfolio.tensors import TensorEntry, read_samples, weights_digest
+from dpmerge.remote.remote_path import is_url
 from dpmerge.terms.checkpoint_reference import CheckpointReference
 from dpmerge.terms.mechanism_schema import DpSgdFacts, HistoryFacts
 
@@ -43,6 +45,7 @@ class SavedCheckpoint:
     recorded_weights: str | None
     manifest_file: Path
     samples: dict[str, Sample] = field(default_factory=dict)  # of tensors of floats; none if contents were not read
+    recalled: bool = False  # whether digests and samples are from an earlier pass over the same files
 
     @property
     def name(self) -> str:
@@ -123,7 +126,8 @@ class Run:
 def sampled(run: RecordedRun | Run) -> RecordedRun:
     """The run with some values of each tensor, read now where contents were not."""
     checkpoints = [
-        each if each.digests is not None else replace(each, samples=_samples_of(each)) for each in run.checkpoints
+        each if each.digests is not None and not each.recalled else replace(each, samples=_samples_of(each))
+        for each in run.checkpoints
     ]
     return RecordedRun(run.manifest, run.folder, tuple(checkpoints))
 
@@ -132,7 +136,14 @@ def _samples_of(checkpoint: SavedCheckpoint) -> dict[str, Sample]:
     by_file: dict[Path, list[TensorEntry]] = {}
     for path, slot in checkpoint.tensors.values():
         by_file.setdefault(path, []).append(slot)
-    return {name: s for path, slots in by_file.items() for name, s in read_samples(path, slots).items()}
+    return {name: s for path, slots in by_file.items() for name, s in _samples_in(path, slots).items()}
+
+
+def _samples_in(path: Path, slots: list[TensorEntry]) -> dict[str, Sample]:
+    if not is_url(path):
+        return read_samples(path, slots)
+    # A request for each value would take longer than all of the object, of which one version is read once for good.
+    return contents_of(path, sorted(slots, key=lambda slot: (slot.start, slot.end))).samples
 
 
 def is_weights(path: Path) -> bool:

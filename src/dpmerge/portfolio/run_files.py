@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 
 from dpmerge.errors import CannotWriteError, InvalidInputError, UnsafePathError
 from dpmerge.files import partial_file, read_bytes, sync_folder
+from dpmerge.remote.remote_path import RemotePath
 from dpmerge.terms.documents import strict_json
 
 LONGEST_NAME = 255
@@ -51,7 +52,12 @@ def require_replaceable(path: Path, schema: str) -> None:
 
 
 def write_atomically(path: Path, content: bytes, mode: int = 0o600) -> None:
-    """Write beside, flush to disk, rename."""
+    """Write beside, flush to disk, rename; an object of a store appears whole by itself."""
+    if isinstance(path, RemotePath):
+        from dpmerge.remote.stores import store_of
+
+        store_of(path).replace(path, content)
+        return
     # For its owner alone, unless said otherwise: digests of unreleased weights, and seeds, are private.
     with partial_file(path, mode) as (beside, file):
         file.write(content)

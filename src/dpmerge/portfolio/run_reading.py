@@ -10,40 +10,48 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from dpmerge.errors import CheckpointError, DigestMismatchError, TensorMismatchError, UnsafePathError
 from dpmerge.files import is_file, read_bytes
 from dpmerge.portfolio.averages import averages_of
+from dpmerge.portfolio.digest_memory import contents_of, recalled_contents
 from dpmerge.portfolio.manifest import MANIFEST_NAME, Manifest, SavedAs
 from dpmerge.portfolio.recorded_runs import INDEX_SUFFIX, RecordedRun, SavedCheckpoint, has_moved, is_weights
 from dpmerge.portfolio.run_files import inside
-from dpmerge.portfolio.tensors import Contents, TensorEntry, read_contents, read_header, refuse_pickle
+from dpmerge.portfolio.tensors import Contents, TensorEntry, read_header, refuse_pickle
 
 Headers = Mapping[Path, tuple[TensorEntry, ...]]
 
 
-def read_runs(folder: Path, *, contents: bool) -> Iterator[RecordedRun]:
+Reading = Literal["headers", "recalled", "contents", "every byte"]
+"""How much of the weights is looked at: none; what is remembered of all files, if it is; the same, and what is not is
+read; every byte, whatever is remembered."""
+
+
+def read_runs(folder: Path, *, reading: Reading) -> Iterator[RecordedRun]:
     """The run of a folder, and each average it kept of its weights as a run of its own."""
-    run = read_run(folder, contents=contents)
+    run = read_run(folder, reading=reading)
     yield run
     for average in averages_of(run.manifest):
-        yield _read(average, folder, contents=contents)
+        yield _read(average, folder, reading=reading)
 
 
-def read_run(folder: Path, *, contents: bool) -> RecordedRun:
-    """Read the manifest and the headers of all checkpoints; with `contents`, every byte."""
-    return _read(Manifest.read(folder / MANIFEST_NAME), folder, contents=contents)
+def read_run(folder: Path, *, reading: Reading) -> RecordedRun:
+    """Read the manifest, the headers of all checkpoints, and as much of their contents as is asked for."""
+    return _read(Manifest.read(folder / MANIFEST_NAME), folder, reading=reading)
 
 
-def _read(manifest: Manifest, folder: Path, *, contents: bool) -> RecordedRun:
+def _read(manifest: Manifest, folder: Path, *, reading: Reading) -> RecordedRun:
     manifest_file = folder / MANIFEST_NAME
     located = [
         [_located(folder, manifest_file, place, position, saved) for position in range(len(saved.files))]
         for place, saved in enumerate(manifest.checkpoints)
     ]
     headers = {path: read_header(path) if is_weights(path) else () for paths in located for path in paths}
-    found = _all_contents(headers) if contents else None
+    found = _all_contents(headers, reading)
     if found is not None:
         _require_digests(manifest, manifest_file, located, found)
     checkpoints = []
@@ -56,10 +64,17 @@ def _read(manifest: Manifest, folder: Path, *, contents: bool) -> RecordedRun:
     return RecordedRun(manifest, folder, tuple(checkpoints))
 
 
-def _all_contents(headers: Headers) -> dict[Path, Contents]:
+def _all_contents(headers: Headers, reading: Reading) -> dict[Path, Contents] | None:
+    if reading == "headers":
+        return None
+    if reading == "recalled":
+        known = {path: recalled_contents(path, header) for path, header in headers.items()}
+        found = {path: each for path, each in known.items() if each is not None}
+        return found if len(found) == len(known) else None
+    look = partial(contents_of, rehash=reading == "every byte")
     # Hashing releases the interpreter lock: two threads keep two cores, or a disk, busy.
     with ThreadPoolExecutor(2) as pool:
-        passes = {path: pool.submit(read_contents, path, header) for path, header in headers.items()}
+        passes = {path: pool.submit(look, path, header) for path, header in headers.items()}
         return {path: result.result() for path, result in passes.items()}
 
 
@@ -98,6 +113,7 @@ def _checkpoint(
         samples={name: sample for each in read for name, sample in each.samples.items()},
         recorded_weights=saved.weights,
         manifest_file=manifest_file,
+        recalled=any(each.recalled for each in read),
     )
 
 

@@ -8,6 +8,7 @@ Refuses: values that are not finite, files that change while they are read.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
 import mmap
@@ -24,7 +25,7 @@ from dpmerge.errors import (
     PortfolioError,
     UnreadableCheckpointError,
 )
-from dpmerge.files import LARGEST_DOCUMENT, open_regular
+from dpmerge.files import LARGEST_DOCUMENT, open_regular, require_one_version
 from dpmerge.portfolio.samples import Array, Sample, places, single
 from dpmerge.safetensors_header import LARGEST_HEADER, SIZES, TensorEntry, parse_header, read_header, refuse_pickle
 
@@ -66,6 +67,7 @@ class Contents:
     sha256: str
     tensors: dict[str, str]
     samples: dict[str, Sample] = field(compare=False, default_factory=dict)
+    recalled: bool = field(compare=False, default=False)  # from an earlier pass (`digest_memory`)
 
 
 def read_contents(path: Path, slots: Iterable[TensorEntry], *, each: bool = True) -> Contents:
@@ -83,6 +85,7 @@ def read_contents(path: Path, slots: Iterable[TensorEntry], *, each: bool = True
                     samples[slot.name] = sample
                 position = slot.end
             whole.update(rest := file.read(LARGEST_DOCUMENT + 1))
+            require_one_version(file)
     except OSError as error:
         raise UnreadableCheckpointError.from_os(error, path=path) from None
     if rest and digests:
@@ -113,7 +116,7 @@ def _read_tensor(path: Path, file: BinaryIO, slot: TensorEntry, whole: Any, each
 
 
 def read_samples(path: Path, slots: Iterable[TensorEntry]) -> dict[str, Sample]:
-    """The samples of all tensors of floats, and nothing else of the file."""
+    """The samples of all tensors of floats, and nothing else of a file on disk."""
     try:
         with open_regular(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             return {s.name: _sampled(content, s) for s in slots if s.dtype in _EXPONENTS and s.end > s.start}
@@ -145,7 +148,7 @@ def read_tensor(path: Path, slot: TensorEntry) -> npt.NDArray[Any]:
     count = math.prod(slot.shape)
     try:
         with open_regular(path) as file:
-            values = np.fromfile(file, dtype=_STORED_AS[slot.dtype], count=count, offset=slot.start)
+            values = _values_of(file, np.dtype(_STORED_AS[slot.dtype]), count, slot.start)
     except OSError as error:
         raise UnreadableCheckpointError.from_os(error, path=path) from None
     if len(values) != count:
@@ -155,6 +158,15 @@ def read_tensor(path: Path, slot: TensorEntry) -> npt.NDArray[Any]:
         problem = f"{slot.name}: a boolean stored as another byte than 0 or 1"
         raise CheckpointError(path, slot.name, None, "write the file anew", problem=problem)
     return values.reshape(slot.shape)
+
+
+def _values_of(file: BinaryIO, stored: np.dtype[Any], count: int, start: int) -> npt.NDArray[Any]:
+    if file.seekable() and isinstance(file.raw, io.FileIO):  # type: ignore[attr-defined]
+        return np.fromfile(file, dtype=stored, count=count, offset=start)
+    file.seek(start)
+    content = bytearray(file.read(count * stored.itemsize))
+    require_one_version(file)
+    return np.frombuffer(content[: len(content) // stored.itemsize * stored.itemsize], dtype=stored)
 
 
 def _widened(dtype: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -16,6 +16,7 @@ from dpmerge.ledger.ledger import Ledger
 from dpmerge.planning.plan import Plan
 from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.releasing.ledger_location import default_ledger, is_missing
+from dpmerge.remote.remote_path import is_url
 from dpmerge.terms.release_terms import ReleaseTerms
 
 
@@ -59,6 +60,8 @@ def why_not_chargeable(
         >>> why_not_chargeable(dpm.plan(dpm.Portfolio.load("examples/probe"), epsilon=1, delta=1e-5)) is None
         True
     """
+    if ledger is None and is_url(plan.portfolio.path):
+        return None  # beside a portfolio in a store there is none
     where = default_ledger(plan.portfolio) if ledger is None else ledger
     if is_missing(where):
         return None

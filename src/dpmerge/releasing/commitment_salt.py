@@ -14,17 +14,28 @@ from pathlib import Path
 from dpmerge.certificate.checks import Check
 from dpmerge.certificate.commitments import commitment
 from dpmerge.errors import CannotWriteError, InvalidInputError, ManifestError
-from dpmerge.files import partial_file, read_bytes, sync_folder
+from dpmerge.files import is_file, partial_file, read_bytes, sync_folder
 from dpmerge.permissions import SALT, too_open
 from dpmerge.portfolio.portfolio import Portfolio
+from dpmerge.releasing.kept_beside import kept_folder
+from dpmerge.remote.remote_path import is_url
 from dpmerge.terms.checkpoint_reference import CheckpointReference
 
 SALT_NAME = ".commitment-salt"
 
 
+def salt_file(portfolio: Portfolio, *, create: bool = False) -> Path:
+    """Where the salt is, or goes: beside the portfolio, or in the private home for one in a store."""
+    path = kept_folder(portfolio.path, create=create) / SALT_NAME
+    if is_url(portfolio.path) and not path.exists() and is_file(portfolio.path / SALT_NAME):
+        problem = f"the portfolio's salt is in a store, {portfolio.path / SALT_NAME}: who may read it cannot be seen"
+        raise InvalidInputError("salt", None, f"move it to {path}, for your eyes only", problem=problem)
+    return path
+
+
 def salt_of(portfolio: Portfolio, *, create: bool = False) -> bytes:
     """The portfolio's salt, made when it is first needed."""
-    path = portfolio.path / SALT_NAME
+    path = salt_file(portfolio, create=create)
     if create and not path.exists():
         _make(path)
     try:
@@ -68,12 +79,12 @@ def checkpoint_commitment(portfolio: Portfolio, checkpoint: CheckpointReference,
 
 def require_private_salt(portfolio: Portfolio, insecure_permissions: bool) -> None:
     """Refuse a salt that others may read."""
-    if not insecure_permissions and (found := too_open(portfolio.path / SALT_NAME, SALT)) is not None:
+    if not insecure_permissions and (found := too_open(path := salt_file(portfolio), SALT)) is not None:
         problem = f"the portfolio's salt is no secret: {found}"
-        raise InvalidInputError("salt", str(portfolio.path / SALT_NAME), "keep it to yourself", problem=problem)
+        raise InvalidInputError("salt", str(path), "keep it to yourself", problem=problem)
 
 
 def kept_private(portfolio: Portfolio, insecure_permissions: bool) -> Iterator[Check]:
     """A check that fails (or is only a remark) if the salt is open to others; none if it is not."""
-    if (found := too_open(portfolio.path / SALT_NAME, SALT)) is not None:
+    if (found := too_open(salt_file(portfolio), SALT)) is not None:
         yield Check("permissions", None if insecure_permissions else False, (f"the portfolio's salt is {found}",))

@@ -15,6 +15,8 @@ from dpmerge.files import is_file, read_bytes
 from dpmerge.ledger.head_checkpoint import check_head_checkpoint, read_head_checkpoint, update_head_checkpoint
 from dpmerge.ledger.ledger import Ledger
 from dpmerge.portfolio.portfolio import Portfolio
+from dpmerge.releasing.kept_beside import kept_folder
+from dpmerge.remote.remote_path import is_url, location
 
 LEDGER_NAME = "privacy-ledger.sqlite"
 WITNESS_NAME = ".ledger-witness"
@@ -26,7 +28,9 @@ def ledger_of(portfolio: Portfolio | str | Path | None, ledger: str | Path | Non
         return ledger
     if portfolio is None:
         raise InvalidInputError("ledger", None, "a portfolio, or ledger=FILE|URL (--ledger)", found="neither")
-    path = portfolio.path if isinstance(portfolio, Portfolio) else Path(portfolio)
+    path = portfolio.path if isinstance(portfolio, Portfolio) else location(portfolio, "portfolio")
+    if is_url(path):
+        raise _named_by_nobody(path)
     if not path.exists():
         remedy = "name a folder of runs, or a portfolio.yaml"
         raise InvalidInputError("portfolio", str(path), remedy, problem=f"portfolio: {path} is not there")
@@ -34,23 +38,43 @@ def ledger_of(portfolio: Portfolio | str | Path | None, ledger: str | Path | Non
 
 
 def default_ledger(portfolio: Portfolio) -> Path:
-    """The ledger beside a portfolio."""
+    """The ledger beside a portfolio; beside one in a store there can be none."""
+    if is_url(portfolio.path):
+        raise _named_by_nobody(portfolio.path)
     return portfolio.path / LEDGER_NAME
+
+
+def _named_by_nobody(path: Path) -> InvalidInputError:
+    problem = f"ledger: {path} is in an object store, where nothing can be locked, so no ledger is kept beside it"
+    remedy = "name one, ledger=FILE|URL (--ledger or DPMERGE_LEDGER), and the same one every time"
+    return InvalidInputError("ledger", None, remedy, problem=problem)
 
 
 def witnesses(portfolio: Portfolio) -> list[Path]:
     """Where a portfolio's ledger is remembered: beside it, and in the folder of every run, released from or not.
 
-    A run that is named alone, listed elsewhere or copied still knows which ledger counts it.
+    A run that is named alone, listed elsewhere or copied still knows which ledger counts it. What is in a store
+    is remembered on this machine.
     """
     return [
-        folder / WITNESS_NAME for folder in dict.fromkeys([portfolio.path, *(run.folder for run in portfolio.runs)])
+        kept_folder(folder, create=True) / WITNESS_NAME
+        for folder in dict.fromkeys([portfolio.path, *(run.folder for run in portfolio.runs)])
     ]
+
+
+def _remembering(portfolio: Portfolio) -> list[Path]:
+    """Those, and what a portfolio brought along when it was copied to a store."""
+    folders = dict.fromkeys([portfolio.path, *(run.folder for run in portfolio.runs)])
+    return witnesses(portfolio) + [folder / WITNESS_NAME for folder in folders if is_url(folder)]
 
 
 def witnesses_below(portfolio: Path) -> list[Path]:
     """The same of a portfolio that has not been loaded."""
+    portfolio = location(portfolio)
     home = portfolio.parent if portfolio.suffix in (".yaml", ".yml") else portfolio
+    if is_url(home):
+        places = [home, *home.iterdir()]
+        return [found / WITNESS_NAME for place in places for found in (kept_folder(place), place)]
     return sorted({home / WITNESS_NAME, *home.glob(f"*/{WITNESS_NAME}")})
 
 
@@ -62,7 +86,7 @@ def is_missing(place: str | Path) -> bool:
 def opened_ledger(place: str | Path, portfolio: Portfolio, insecure_permissions: bool = False) -> Ledger:
     """The ledger, made if nothing was ever charged; one that was lost is not replaced by an empty one."""
     if is_missing(place):
-        require_not_lost(place, witnesses(portfolio))
+        require_not_lost(place, _remembering(portfolio))
     return Ledger.open(place, insecure_permissions=insecure_permissions)
 
 
@@ -88,7 +112,7 @@ def why_not_whole(ledger: Ledger, portfolio: Path) -> str | None:
 
 def require_whole_ledger(ledger: Ledger, portfolio: Portfolio, out: Path | None) -> None:
     """Notice a ledger that was restored from an older backup: an entry that is known to have been made is not there."""
-    for path in witnesses(portfolio):
+    for path in _remembering(portfolio):
         check_head_checkpoint(ledger, path)
     if out is not None and is_file(file := out / CERTIFICATE_NAME):
         try:

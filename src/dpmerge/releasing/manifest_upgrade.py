@@ -217,7 +217,7 @@ def _change(path: Path, vouched_by: str, values: Mapping[str, Any]) -> _Change:
             remedy = "leave it out: an upgrade adds to a manifest and changes nothing in it"
             raise ManifestError(path, field, value, remedy, problem=problem)
     unsaid = before.tensors is not None and before.tensors.tied is None
-    checkpoints = read_run(path.parent, contents=True).checkpoints if unsaid else ()
+    checkpoints = read_run(path.parent, reading="every byte").checkpoints if unsaid else ()
     if before.tensors is not None and unsaid and _untied(before.tensors.trained, checkpoints):
         added.setdefault("tensors.tied", [])
     if not added:

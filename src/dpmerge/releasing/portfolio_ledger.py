@@ -30,6 +30,7 @@ from dpmerge.portfolio.run_files import require_replaceable
 from dpmerge.releasing import recover
 from dpmerge.releasing.approving import ApprovingLedger, asker_of
 from dpmerge.releasing.ceiling import portfolio_cap
+from dpmerge.releasing.kept_beside import kept_folder
 from dpmerge.releasing.ledger_location import (
     is_missing,
     ledger_of,
@@ -41,6 +42,7 @@ from dpmerge.releasing.ledger_location import (
 )
 from dpmerge.releasing.leftovers import remove_left_behind
 from dpmerge.releasing.settings import ReleaseSettings
+from dpmerge.remote.remote_path import location
 from dpmerge.terms.portfolio_facts import Allowance
 
 
@@ -102,7 +104,9 @@ class PortfolioLedger(ApprovingLedger):
             InvalidInputError: Neither a portfolio nor a ledger is given.
         """
         where = ledger_of(portfolio, ledger)
-        home = None if portfolio is None else (portfolio.path if isinstance(portfolio, Portfolio) else Path(portfolio))
+        home = None
+        if portfolio is not None:
+            home = portfolio.path if isinstance(portfolio, Portfolio) else location(portfolio, "portfolio")
         if is_missing(where) and (create or isinstance(where, Path)):
             require_not_lost(where, () if home is None else witnesses_below(home))
         if not create and isinstance(where, Path) and not where.exists():
@@ -282,6 +286,9 @@ class PortfolioLedger(ApprovingLedger):
         """The pending release whose id begins so."""
         ids = [pending.release_id for pending in self.pending()]
         found = [each for each in ids if each.startswith(start)]
+        known = self.release(start)
+        if known is not None and known.status == "abandoned":
+            return start  # named in full: what is left of it in a store is removed
         if len(found) != 1:
             raise InvalidInputError("abandon", start, f"a pending release: {', '.join(ids) or 'there is none'}")
         return found[0]
@@ -294,7 +301,7 @@ class PortfolioLedger(ApprovingLedger):
         portfolio = Portfolio.load(self._portfolio, contents=False)
         how = "adopted" if key is not None else "adopted; no key, so every run counts as released to its last step"
         for out in outputs:
-            release = recover.adopt(self, Path(out), portfolio, key=key)
+            release = recover.adopt(self, location(out, "adopt"), portfolio, key=key)
             yield RecoveryStep(release=release, out=str(out), outcome=how)
         doubt = self.doubt
         if accept and doubt is not None:
@@ -327,7 +334,7 @@ class PortfolioLedger(ApprovingLedger):
 
 
 def _folder(portfolio: Path) -> Path:
-    return (portfolio.parent if portfolio.suffix in (".yaml", ".yml") else portfolio).absolute()
+    return kept_folder(portfolio.parent if portfolio.suffix in (".yaml", ".yml") else portfolio).absolute()
 
 
 def _or_waiting(step: Callable[[], RecoveryStep], *, release: str | None = None) -> RecoveryStep:

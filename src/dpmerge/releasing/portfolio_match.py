@@ -15,7 +15,7 @@ from dpmerge.certificate.dsse import Certificate
 from dpmerge.certificate.output_files import require_plausible
 from dpmerge.certificate.predicate import Predicate
 from dpmerge.errors import InvalidInputError
-from dpmerge.files import file_digest
+from dpmerge.files import file_digest, file_size
 from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.portfolio.recorded_runs import SavedCheckpoint
 from dpmerge.portfolio.trained_tensors import differently_trained
@@ -83,7 +83,7 @@ def _changed(saved: SavedCheckpoint) -> Iterator[str]:
     """Files of a checkpoint that are no longer what was recorded, and committed to."""
     for file, recorded in zip(saved.files, saved.file_digests, strict=True):
         try:
-            require_plausible(file, file.stat().st_size)
+            require_plausible(file, file_size(file))
             same = file_digest(file) == recorded
         except OSError:
             same = False

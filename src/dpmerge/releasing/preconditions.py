@@ -24,7 +24,9 @@ from dpmerge.portfolio.recorded_runs import require_frozen_still, sampled
 from dpmerge.portfolio.undeclared_parents import require_named_parents
 from dpmerge.releasing.ledger_location import witnesses
 from dpmerge.releasing.output_lock import is_being_made
+from dpmerge.releasing.remote_output import lock_place, require_publishable
 from dpmerge.releasing.settings import ReleaseSettings
+from dpmerge.remote.remote_path import RemotePath, is_url, location
 from dpmerge.terms.release_terms import ReleaseTerms
 
 LONGEST_PATH = 500
@@ -56,15 +58,18 @@ def require_makeable(
 
     Where there is a draw, and where asked for, every byte that could be merged is read.
     """
-    out = Path(settings.out)
-    require_writable(out, overwrite=settings.overwrite, inputs=[run.folder for run in portfolio.runs])
+    out, inputs = location(settings.out), [run.folder for run in portfolio.runs]
+    if isinstance(out, RemotePath):
+        require_publishable(out, overwrite=settings.overwrite, inputs=[portfolio.path, *inputs])
+    else:
+        require_writable(out, overwrite=settings.overwrite, inputs=inputs)
     kept = (each for each in (settings.key, ledger) if each is not None and _is_path(each))
-    protected = [portfolio.path, *map(Path, kept)]
+    protected = [portfolio.path, *map(location, kept)]
     for path in protected:
         if path.resolve().is_relative_to(out.resolve()):
             problem = f"output: {path} is in {out}, which would be replaced"
             raise CannotWriteError("output", str(out), "name another folder", problem=problem)
-    if out.is_dir() and any(out.iterdir()) and not is_file(out / CERTIFICATE_NAME):
+    if not is_url(out) and out.is_dir() and any(out.iterdir()) and not is_file(out / CERTIFICATE_NAME):
         problem = f"output: {out} holds no earlier release, and nothing else is overwritten"
         raise CannotWriteError("output", str(out), "name another folder", problem=problem)
     for place in witnesses(portfolio):
@@ -73,10 +78,10 @@ def require_makeable(
             raise CannotWriteError("portfolio", str(place.parent), "make it writable", problem=problem)
     recipes = [each.recipe for each in terms.candidates]
     needed = max(require_ready(portfolio, r, donor=settings.donor, adapters=settings.adapters) for r in recipes)
-    if (free := shutil.disk_usage(out.parent).free) < needed:
-        problem = f"output: there is room for {free:,} bytes where {out} would be, and {needed:,} are needed"
+    if (free := shutil.disk_usage((place := lock_place(out)).parent).free) < needed:
+        problem = f"output: there is room for {free:,} bytes where {place} would be, and {needed:,} are needed"
         raise CannotWriteError("output", str(out), "make room, or name another place", problem=problem)
-    if not portfolio.contents_read:
+    if not portfolio.contents_read or any(each.recalled for each in portfolio.checkpoints()):
         # Planning compares all this too; but who merges may not have planned here.
         looked_at = [sampled(run) for run in portfolio.runs]
         require_named_parents(looked_at)
@@ -94,9 +99,11 @@ def _is_path(place: str | Path) -> bool:
 def require_nothing_pending(ledger: Ledger, portfolio: Portfolio, terms: ReleaseTerms, out: Path) -> None:
     """Refuse to charge again, or to draw again, what was charged and drawn by a process that died."""
     for pending in ledger.pending():
-        other = Path(ReleaseSettings.read(pending.details).out)
+        other = location(ReleaseSettings.read(pending.details).out)
         again = len(terms.candidates) > 1 and pending.terms == terms
-        if other == out or (again and not is_being_made(other) and _stays_pending(ledger, pending.release_id)):
+        if other == out or (
+            again and not is_being_made(lock_place(other)) and _stays_pending(ledger, pending.release_id)
+        ):
             problem = f"output: release {pending.release_id}, for {other}, is charged and not finished"
             remedy = (
                 f"finish it (`dpmerge ledger recover {portfolio.path}`), give it up "

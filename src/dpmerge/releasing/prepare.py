@@ -33,6 +33,7 @@ from dpmerge.portfolio.shared_seeds import in_a_group
 from dpmerge.releasing.available_runs import available
 from dpmerge.releasing.ledger_location import default_ledger, is_missing
 from dpmerge.releasing.settings import ReleaseSettings
+from dpmerge.remote.remote_path import location
 from dpmerge.terms.guarantee import Guarantee
 
 LONGEST_WORDS = 500
@@ -96,7 +97,7 @@ def prepare(
     words = _words(
         epsilon=epsilon,
         delta=delta,
-        plan=None if plan is None else file_digest(Path(plan)),
+        plan=None if plan is None else file_digest(location(plan, "plan")),
         weights=None if weights is None else ",".join(f"{name}={weight!r}" for name, weight in weights.items()),
         method=method,
         objective=objective,

@@ -1,8 +1,8 @@
 """Making what has been charged: the same draw, whoever finishes it and however often that is tried.
 
 Guarantees: an output that was published is handed out again, byte for byte, and release noise is drawn anew only while
-nothing was published. The ledger is told what is published before and after it is. Whoever calls holds the lock of the
-place (`output_lock`).
+nothing was published. The ledger is told what is published before and after it is. For a store it is made in the
+private home, sealed, and sent from there (`remote_output`). Whoever calls holds the lock of the place (`output_lock`).
 """
 
 from __future__ import annotations
@@ -15,12 +15,16 @@ from dpmerge.certificate.commitments import CertifiedFile
 from dpmerge.certificate.dsse import CERTIFICATE_NAME, Certificate, read_certificate
 from dpmerge.certificate.output_files import timestamp_in, wrong_files
 from dpmerge.errors import CannotWriteError, InvalidInputError
-from dpmerge.files import file_digest, is_file, read_bytes
+from dpmerge.files import file_digest, is_file, open_regular, read_bytes
 from dpmerge.ledger.charge import Charge
 from dpmerge.merging.recipe_files import build
 from dpmerge.merging.staging import StagedFolder, remove_leftovers, staged_for
 from dpmerge.releasing.certify import certify, write_card
 from dpmerge.releasing.release_job import ReleaseJob
+from dpmerge.releasing.remote_output import deliver, made_in
+from dpmerge.remote.remote_path import location
+
+_PIECE = 2**22
 
 
 def publish(job: ReleaseJob, out: Path, release_lock: Callable[[], None]) -> Certificate:
@@ -31,12 +35,14 @@ def publish(job: ReleaseJob, out: Path, release_lock: Callable[[], None]) -> Cer
         raise InvalidInputError("request-key", charge.key, "ask for a new one with another key", problem=problem)
     if charge.status == "completed":
         return _handed_out(job, out)
-    if Path(settings.out) != out:
+    if location(settings.out) != out:
         problem = f"output: release {charge.release_id} is being made in {settings.out}, not in {out}"
         raise InvalidInputError("output", str(out), "once it is there it can be handed out elsewhere", problem=problem)
     job.require_same_runs()
-    made = published(out, charge) or _made(job, out)
-    remove_leftovers(out)
+    place = made_in(out, charge.release_id)
+    made = published(out, charge) or (published(place, charge) if place != out else None) or _made(job, place)
+    remove_leftovers(place)
+    deliver(job.ledger, charge, place, out, made)
     release_lock()  # who comes now finds the output, and would note the same
     digest = file_digest(out / CERTIFICATE_NAME)
     job.ledger.complete(charge.release_id, files=made.files, certificate=digest, where=str(out))
@@ -113,13 +119,17 @@ def _handed_out(job: ReleaseJob, out: Path) -> Certificate:
     """What was published, again: where it is, copied, or (without release noise) made once more."""
     recorded = job.charge.output
     assert recorded is not None, "a completed release has an output"
-    for place in dict.fromkeys((out, Path(recorded.where))):
+    staged = made_in(out, job.charge.release_id)
+    for place in dict.fromkeys((out, staged, location(recorded.where))):
         found = published(place, job.charge)
         if found is not None:
-            if place != out:
-                _copied(place, out, found)
+            if place not in (out, staged):
+                _copied(place, staged, found)
+            deliver(job.ledger, job.charge, staged, out, found)
             return found
-    return _make_again(job, out, overwrite=False)
+    made = _make_again(job, staged, overwrite=False)
+    deliver(job.ledger, job.charge, staged, out, made)
+    return made
 
 
 def _copied(place: Path, out: Path, certificate: Certificate) -> None:
@@ -127,7 +137,8 @@ def _copied(place: Path, out: Path, certificate: Certificate) -> None:
         try:
             for name in (*certificate.files, CERTIFICATE_NAME, *timestamp_in(place)):
                 (staged.path / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(place / name, staged.path / name)
+                with open_regular(place / name) as source, (staged.path / name).open("wb") as copy:
+                    shutil.copyfileobj(source, copy, _PIECE)
             write_card(staged.path, certificate)
         except OSError as error:
             accepted = f"room for a copy of {place}"

@@ -14,6 +14,8 @@ from dpmerge.certificate.checks import Check, Verification
 from dpmerge.errors import DpmergeError
 from dpmerge.merging.recipe_files import build
 from dpmerge.portfolio.portfolio import Portfolio
+from dpmerge.private_home import private_folder
+from dpmerge.remote.remote_path import is_url
 from dpmerge.terms.candidate_terms import CandidateTerms
 
 
@@ -40,7 +42,8 @@ def rebuilt(verification: Verification, portfolio: Portfolio, *, jobs: int = 2) 
 
 def _compared(portfolio: Portfolio, candidate: CandidateTerms, verification: Verification, jobs: int) -> str | None:
     assert verification.declared is not None
-    with tempfile.TemporaryDirectory(prefix="dpmerge-rebuild-", dir=verification.path.absolute().parent) as folder:
+    beside = private_folder() if is_url(verification.path) else verification.path.absolute().parent
+    with tempfile.TemporaryDirectory(prefix="dpmerge-rebuild-", dir=beside) as folder:
         try:
             built = build(
                 portfolio,

@@ -29,12 +29,15 @@ from dpmerge.merging.staging import remove_leftovers
 from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.releasing.charge_notes import noting
 from dpmerge.releasing.commitment_salt import require_private_salt
+from dpmerge.releasing.kept_beside import kept_folder
 from dpmerge.releasing.ledger_location import WITNESS_NAME, require_whole_ledger, witness, witnesses
 from dpmerge.releasing.output_lock import output_lock
 from dpmerge.releasing.publish import publish
 from dpmerge.releasing.release_job import Progress, ReleaseJob
+from dpmerge.releasing.remote_output import forget_staged, lock_place, require_not_out, withdraw
 from dpmerge.releasing.settings import ReleaseSettings
 from dpmerge.releasing.verifying import made_from
+from dpmerge.remote.remote_path import location
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ def recover(
     unlock = partial(read_private, passphrase=passphrase, insecure_permissions=insecure_permissions)
     for charge in ledger.pending():
         settings, pending = ReleaseSettings.read(charge.details), True
-        out = Path(settings.out)
+        out = location(settings.out)
         try:
             with noting(None, out):
                 portfolio = settings.load_portfolio(moved_to)
@@ -72,7 +75,7 @@ def recover(
                 job = ReleaseJob(
                     ledger=ledger, charge=charge, portfolio=portfolio, jobs=jobs, progress=progress, unlock=unlock
                 )
-                with output_lock(out, portfolio.path) as release_lock:
+                with output_lock(lock_place(out), kept_folder(portfolio.path)) as release_lock:
                     publish(job, out, release_lock)
                 pending = False
                 witness(ledger, portfolio)
@@ -91,12 +94,16 @@ def abandon(ledger: Ledger, release_id: str, *, asker: CryptoSigner | None = Non
     if charge is None:
         raise InvalidInputError("abandon", release_id, "the id of a release in this ledger")
     settings = ReleaseSettings.read(charge.details)
-    out = Path(settings.out)
+    out = location(settings.out)
+    place = lock_place(out)
     # In a folder that is gone, or of another machine, nobody can be making it.
-    home = settings.home if settings.home.is_dir() else None
-    with output_lock(out, home) if out.parent.is_dir() else nullcontext():
+    home = kept if (kept := kept_folder(settings.home)).is_dir() else None
+    with output_lock(place, home) if place.parent.is_dir() else nullcontext():
+        require_not_out(charge, out)
         ledger.abandon(release_id, "given up by whoever keeps the ledger", asker=asker)
-        remove_leftovers(out)
+        withdraw(charge, out)
+        remove_leftovers(place)
+        forget_staged(charge, out)
     if home is not None:
         update_head_checkpoint(ledger, home / WITNESS_NAME)
 

@@ -32,13 +32,16 @@ from dpmerge.releasing.approving import asker_of
 from dpmerge.releasing.charge_notes import noting
 from dpmerge.releasing.chargeable import proposed_charge
 from dpmerge.releasing.commitment_salt import require_private_salt
+from dpmerge.releasing.kept_beside import kept_folder
 from dpmerge.releasing.known_weights import require_runs_as_charged
 from dpmerge.releasing.ledger_location import default_ledger, is_missing, opened_ledger, require_whole_ledger, witness
 from dpmerge.releasing.output_lock import output_lock
 from dpmerge.releasing.preconditions import require_makeable, require_nothing_pending, require_writable_name
 from dpmerge.releasing.publish import publish
 from dpmerge.releasing.release_job import Progress, ReleaseJob
+from dpmerge.releasing.remote_output import lock_place
 from dpmerge.releasing.settings import Adapters, ReleaseSettings
+from dpmerge.remote.remote_path import RemotePath, location
 from dpmerge.terms.guarantee import Guarantee
 from dpmerge.terms.release_terms import ReleaseTerms
 
@@ -111,7 +114,7 @@ def release(
 
     Args:
         plan: what to release, from `dpm.plan`, `Plan.load` or `dpm.prepare`.
-        out: the folder to make; it appears whole or not at all.
+        out: the folder to make; it appears whole or not at all. Or the URL of a prefix: its certificate comes last.
         ledger: a file or a database's URL; by default a file beside the portfolio.
         final: nothing else of these runs will ever be released: they are locked, and theorems sharper than joint
             release apply. Without it the release is priced so that others may follow.
@@ -151,7 +154,7 @@ def release(
     (Guarantee(epsilon=0.12, delta=1e-05), ['model.safetensors'])
     """
     terms = releasable(plan, final=final)
-    portfolio, target = plan.portfolio, Path(out).absolute()
+    portfolio, target = plan.portfolio, location(out, "output").absolute()
     if adapters not in get_args(Adapters):
         raise InvalidInputError("adapters", adapters, ", ".join(get_args(Adapters)))
     key = None if key is None else Path(key)
@@ -175,12 +178,13 @@ def release(
         asked=plan.request,
     )
     place = default_ledger(portfolio) if ledger is None else ledger
-    require_writable(target, overwrite=True)
+    if not isinstance(target, RemotePath):
+        require_writable(target, overwrite=True)
     if new := is_missing(place):  # nothing can be known or pending there: what cannot be made leaves no ledger behind
         require_makeable(portfolio, terms, settings, place, jobs, every_byte=final)
     with (  # the ledger first: who is killed here leaves something that `recover` can be asked about
         opened_ledger(place, portfolio, insecure_permissions) as opened,
-        output_lock(target, portfolio.path) as release_lock,
+        output_lock(lock_place(target), kept_folder(portfolio.path)) as release_lock,
     ):
         require_whole_ledger(opened, portfolio, target)
         proposed = proposed_charge(portfolio, terms, details=settings.document(), final=final, request_key=request_key)
@@ -195,7 +199,7 @@ def release(
             made = publish(job, target, release_lock)
         with noting(f"release {charge.release_id} is out, in {target}: it is charged and complete", target):
             witness(opened, portfolio)
-    return Release(Path(out), charge.release_id, made.content, made.files, made.is_signed, charge.already)
+    return Release(location(out), charge.release_id, made.content, made.files, made.is_signed, charge.already)
 
 
 def releasable(plan: Plan, *, final: bool) -> ReleaseTerms:
@@ -249,4 +253,4 @@ def _require_new(
     once = final or ledger.is_capped(BudgetScope(portfolio.dataset, portfolio.unit, portfolio.adjacency.value))
     if not looked_at:
         require_makeable(portfolio, terms, settings, place, jobs, every_byte=once)
-    require_nothing_pending(ledger, portfolio, terms, Path(settings.out))
+    require_nothing_pending(ledger, portfolio, terms, location(settings.out))

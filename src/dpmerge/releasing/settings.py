@@ -21,6 +21,7 @@ from dpmerge.ledger.charge import Charge
 from dpmerge.ledger.identity import identity_of
 from dpmerge.merging.adapter_starts import needed_allowances
 from dpmerge.portfolio.portfolio import Portfolio
+from dpmerge.remote.remote_path import location
 from dpmerge.terms.documents import Strict, Text, validated
 from dpmerge.terms.guarantee import Guarantee
 from dpmerge.terms.portfolio_facts import Allowance, PortfolioFacts
@@ -98,7 +99,7 @@ class ReleaseSettings(Strict):
     @property
     def home(self) -> Path:
         """The portfolio's folder."""
-        path = Path(self.portfolio)
+        path = location(self.portfolio)
         return path.parent if path.suffix in (".yaml", ".yml") else path
 
     def require_same(self, charge: Charge, portfolio: Portfolio) -> None:
@@ -116,7 +117,7 @@ class ReleaseSettings(Strict):
 
     def load_portfolio(self, moved_to: Path | None = None) -> Portfolio:
         """The portfolio it was charged for; weights are read, and checked, when they are merged."""
-        place = self.portfolio if moved_to is None or Path(self.portfolio).exists() else moved_to
+        place = self.portfolio if moved_to is None or location(self.portfolio).exists() else moved_to
         return Portfolio.load(place, contents=False, allow=self.allow)
 
 

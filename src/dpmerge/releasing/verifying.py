@@ -22,6 +22,7 @@ from dpmerge.files import file_digest
 from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.releasing.commitment_salt import kept_private
 from dpmerge.releasing.portfolio_match import provenance
+from dpmerge.remote.remote_path import is_url
 
 if TYPE_CHECKING:
     from dpmerge.ledger.charge import Charge
@@ -139,8 +140,8 @@ def _in_ledger(
 
     if where is None:
         assert portfolio is not None
-        where = default_ledger(portfolio)
-        if not where.exists():
+        where = None if is_url(portfolio.path) else default_ledger(portfolio)
+        if where is None or not where.exists():
             words = "there is no ledger beside the portfolio; name one, ledger=… (--ledger)"
             unbound = f"{words}; without it no certificate of version 1 is believed beside a portfolio"
             return Check("ledger", False, (unbound,)) if result.version == 1 else Check("ledger", None, (words,))
