@@ -65,9 +65,10 @@ package: $(INSTALLED)  ## build sdist and wheel, install the wheel without extra
 bench: $(INSTALLED)  ## speed against the peers, measured side by side, and what got worse since ratios.json
 	PYTHONPATH=tests $(BIN)/python -m benchmarks
 
-soak: $(INSTALLED)  ## a million broken inputs, two hundred killed releases, crowds of processes against a cap
+soak: $(INSTALLED)  ## a million broken inputs, three hundred killed releases, crowds of processes against a cap
 	$(BIN)/python -m soak.ledger
 	$(BIN)/python -m soak.kills
+	$(BIN)/python -m soak.remote_kills
 	$(BIN)/python -m fuzz
 
 reproduce: $(INSTALLED)  ## every experiment again, into docs: some four hours on two cores, and it can be interrupted

@@ -7,6 +7,7 @@ import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -223,6 +224,24 @@ def test_a_release_that_is_given_up_leaves_nothing(
     released(home, out)
 
 
+def test_recovery_from_the_command_line_where_portfolio_and_output_are_urls(
+    portfolio_url: str, out: RemotePath, object_store: ObjectStore, tmp_path: Path
+) -> None:
+    ledger = ["--ledger", str(tmp_path / "ledger.db")]
+    object_store.fail(method="PUT", part=CERTIFICATE_NAME, status=403)
+    words = ["merge", portfolio_url, "--epsilon", "9", "--delta", "1e-5", "-o", str(out), *ledger]
+    failed = CliRunner().invoke(app, words)
+    assert failed.exit_code == 2
+    assert "dpmerge ledger recover" in " ".join(failed.output.split())
+    assert SECRET_KEY not in failed.output
+    object_store.mend()
+    for expected in ("finished", None):
+        recovered = CliRunner().invoke(app, ["ledger", "recover", portfolio_url, *ledger])
+        assert recovered.exit_code == 0, recovered.output
+        assert expected is None or expected in recovered.output
+    assert CliRunner().invoke(app, ["verify", str(out), "--portfolio", portfolio_url, *ledger]).exit_code == 0
+
+
 def test_asked_again_by_its_key_a_release_is_handed_out_wherever_it_is_wanted(
     home: Path, out: RemotePath, bucket: RemotePath, tmp_path: Path
 ) -> None:
@@ -264,6 +283,16 @@ def dying(owner: Any, name: str, *, after: int, then: bool) -> Callable[[], None
     return install
 
 
+def dying_while_it_tidies() -> None:
+    """When a part of what was staged is gone."""
+
+    def rmtree(place: Path, **_: object) -> None:
+        (place / "README.md").unlink()
+        die()
+
+    remote_output.shutil = SimpleNamespace(rmtree=rmtree)  # type: ignore[assignment]
+
+
 KILLS = {
     "charged": dying(Ledger, "charge", after=1, then=True),
     "merged": dying(Ledger, "seal", after=1, then=False),
@@ -274,10 +303,11 @@ KILLS = {
     "all files sent": dying(S3Store, "upload", after=4, then=False),
     "certificate sent": dying(S3Store, "upload", after=4, then=True),
     "claim removed": dying(S3Store, "remove", after=1, then=True),
+    "half tidied": dying_while_it_tidies,
     "not noted": dying(Ledger, "complete", after=1, then=False),
     "noted": dying(Ledger, "complete", after=1, then=True),
 }
-OUT = ("certificate sent", "claim removed", "not noted", "noted")
+OUT = ("certificate sent", "claim removed", "half tidied", "not noted", "noted")
 
 
 @pytest.mark.parametrize(

@@ -29,9 +29,10 @@ from dpmerge.merging.tensor_slices import (
 from dpmerge.merging.weight_files import file_header
 from dpmerge.merging.writing import OutputWriter, WrittenFile, write_small
 from dpmerge.portfolio.recorded_runs import SavedCheckpoint, is_weights
+from dpmerge.remote.remote_path import is_url
 
-BUFFER = 2**20
-"""Stored bytes taken at a time."""
+BUFFER, REMOTE_BUFFER = 2**20, 2**22
+"""Stored bytes taken at a time: of a store, where each piece is a request, more."""
 
 ALL_BUFFERS = 2**24
 """Bytes of what all threads hold of all inputs: where there are very many, less is taken at a time."""
@@ -111,7 +112,7 @@ def merge(
             slices=slices_of(layout, inputs, rules, first),
             weights=[weight for _, weight in parts],
             noise=GaussianSampler(release_noise) if release_noise > 0 else None,
-            buffer=buffer or max(2**16, min(BUFFER, ALL_BUFFERS // (len(parts) * jobs) // 8 * 8)),
+            buffer=buffer or _buffer(parts, jobs),
             progress=ByteCount(progress, sum(file.size - len(file.header) for file in layout.files)),
         )
         work.done_by(jobs)
@@ -126,3 +127,9 @@ def merge(
     if layout.index is not None:
         written.append(write_small(folder, *layout.index, hashing=hashing))
     return tuple(written)
+
+
+def _buffer(parts: Sequence[tuple[SavedCheckpoint, float]], jobs: int) -> int:
+    remote = any(is_url(path) for checkpoint, _ in parts for path in checkpoint.files)
+    wanted, most = (REMOTE_BUFFER, 2 * ALL_BUFFERS) if remote else (BUFFER, ALL_BUFFERS)
+    return max(2**16, min(wanted, most // (len(parts) * jobs) // 8 * 8))

@@ -21,7 +21,7 @@ from dpmerge.merging.recipe_files import build
 from dpmerge.merging.staging import StagedFolder, remove_leftovers, staged_for
 from dpmerge.releasing.certify import certify, write_card
 from dpmerge.releasing.release_job import ReleaseJob
-from dpmerge.releasing.remote_output import deliver, made_in
+from dpmerge.releasing.remote_output import deliver, made_in, tidy
 from dpmerge.remote.remote_path import location
 
 _PIECE = 2**22
@@ -40,9 +40,13 @@ def publish(job: ReleaseJob, out: Path, release_lock: Callable[[], None]) -> Cer
         raise InvalidInputError("output", str(out), "once it is there it can be handed out elsewhere", problem=problem)
     job.require_same_runs()
     place = made_in(out, charge.release_id)
-    made = published(out, charge) or (published(place, charge) if place != out else None) or _made(job, place)
+    made = published(out, charge)
+    if made is None:
+        made = (published(place, charge) if place != out else None) or _made(job, place)
+        deliver(job.ledger, charge, place, out, made)
+    else:
+        tidy(charge, place, out)
     remove_leftovers(place)
-    deliver(job.ledger, charge, place, out, made)
     release_lock()  # who comes now finds the output, and would note the same
     digest = file_digest(out / CERTIFICATE_NAME)
     job.ledger.complete(charge.release_id, files=made.files, certificate=digest, where=str(out))
@@ -125,7 +129,10 @@ def _handed_out(job: ReleaseJob, out: Path) -> Certificate:
         if found is not None:
             if place not in (out, staged):
                 _copied(place, staged, found)
-            deliver(job.ledger, job.charge, staged, out, found)
+            if place == out:
+                tidy(job.charge, staged, out)
+            else:
+                deliver(job.ledger, job.charge, staged, out, found)
             return found
     made = _make_again(job, staged, overwrite=False)
     deliver(job.ledger, job.charge, staged, out, made)

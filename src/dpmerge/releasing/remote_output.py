@@ -77,12 +77,21 @@ def deliver(ledger: Ledger, charge: Charge, place: Path, out: Path, certificate:
         return
     store = _creating(out)
     try:
-        if place.is_dir():  # else it is all there, and was looked at
-            _require_alive(ledger, charge)
-            _claim(store, out, charge.release_id)
-            _send(store, ledger, charge, place, out, certificate)
+        _require_alive(ledger, charge)
+        _claim(store, out, charge.release_id)
+        _send(store, ledger, charge, place, out, certificate)
+    except OSError as error:
+        raise _failed(out, error) from None
+    tidy(charge, place, out)
+
+
+def tidy(charge: Charge, place: Path, out: Path) -> None:
+    """After all of it is out: the claim goes, and then what was made in `place`, of which a part may be gone."""
+    if not isinstance(out, RemotePath):
+        return
+    try:
         if _claimed_by(out) == charge.release_id:
-            store.remove(_claim_file(out))
+            _creating(out).remove(_claim_file(out))
     except OSError as error:
         raise _failed(out, error) from None
     shutil.rmtree(place, ignore_errors=True)
