@@ -18,13 +18,14 @@ from pathlib import Path
 from dpmerge.errors import CannotWriteError, InvalidInputError
 from dpmerge.report.plot_page import write_plot_page
 from dpmerge.report.plot_pictures import write_plot_pictures
-from dpmerge.report.plots import Table
+from dpmerge.report.plots import Drawing, Table
 from dpmerge.report.whole_files import write_whole
 from reproduction.experiments import EXPERIMENTS, Experiment, chosen, experiment
 from reproduction.pages import FOLDER, OVERVIEW, overview, page
 from reproduction.presets import LARGER, PRESETS, Preset
 from reproduction.results import Results, versions
 from reproduction.run_store import ImageSource, RunStore
+from reproduction.statements import Statement
 
 RUNS = "runs"
 
@@ -124,7 +125,7 @@ def _written(results: Results, home: Path, kinds: Sequence[str] = ("png",)) -> R
     name, made = results.name, experiment(results.experiment)
     place = made_folder(home / name)
     write_whole(place / f"{name}.json", _json(results))
-    drawings, statements = made.drawings(results.numbers), made.statements(results.numbers)
+    drawings, statements = _told(results, made)
     write_plot_pictures(drawings, place, kinds)
     rows = [(s.verdict, f"{s.claim} ({s.source})", s.measured, s.why) for s in statements]
     table = Table(heading="What was found", head=("agrees?", "claim", "measured", "why"), rows=rows)
@@ -132,6 +133,15 @@ def _written(results: Results, home: Path, kinds: Sequence[str] = ("png",)) -> R
     write_plot_page(made.TITLE, subtitle, (), drawings, (table,), place / f"{name}.html")
     write_whole(place / f"{name}.md", page(results, made).encode())
     return results
+
+
+def _told(results: Results, made: Experiment) -> tuple[list[Drawing], list[Statement]]:
+    """What is drawn and said of results, unless they are those of a version that measured something else."""
+    try:
+        return made.drawings(results.numbers), made.statements(results.numbers)
+    except KeyError as missing:
+        found = f"{results.name}, of another version (it has no {missing})"
+        raise InvalidInputError("results", results.name, "run the experiment again", found=found) from None
 
 
 def _json(results: Results) -> bytes:
@@ -149,7 +159,9 @@ def _write_overview(folder: Path) -> None:
     for name in EXPERIMENTS:
         for file in _results_files(folder / FOLDER, name):
             with suppress(InvalidInputError):  # of another version: this one cannot tell what it says
-                found.append((Results.read(file), experiment(name)))
+                results = Results.read(file)
+                _told(results, experiment(name))
+                found.append((results, experiment(name)))
     write_whole(folder / OVERVIEW, overview(found).encode())
 
 

@@ -39,7 +39,7 @@ the value found there and what would be accepted ("delta: got 2; accepted: …")
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, Self
 
@@ -347,15 +347,6 @@ class RunsLockedError(NoGuaranteeError):
     """
 
 
-def some_of(count: int, people: Sequence[str]) -> str:
-    """Who is still needed.
-
-    >>> some_of(1, ["bob"]), some_of(2, ["bob", "eve"]), some_of(1, ["bob", "eve"])
-    ('bob', 'bob and eve', '1 of bob, eve')
-    """
-    return " and ".join(people) if count == len(people) else f"{count} of {', '.join(people)}"
-
-
 class ApprovalNeededError(DpmergeError):
     """Others have to approve this first, by the ledger's policy; it was requested, and nothing else was done.
 
@@ -376,10 +367,10 @@ class ApprovalNeededError(DpmergeError):
     ) -> None:
         self.request, self.what, self.missing = request, what, missing
         self.people, self.expires, self.ledger = tuple(people), expires, ledger
+        who = " and ".join(self.people) if missing == len(self.people) else f"{missing} of {', '.join(self.people)}"
         super().__init__(
-            f"waiting for approval, and nothing was done: {what}; {some_of(missing, self.people)} must approve it "
-            f"until {expires[:16]} UTC (dpmerge ledger approve {request[:16]} --ledger {ledger} --key KEY), then do "
-            "the same again"
+            f"waiting for approval, and nothing was done: {what}; {who} must approve it until {expires[:16]} UTC "
+            f"(dpmerge ledger approve {request[:16]} --ledger {ledger} --key KEY), then do the same again"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:

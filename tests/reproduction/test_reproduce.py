@@ -207,6 +207,22 @@ def test_a_larger_preset_stands_beside_the_usual_one(tmp_path: Path, monkeypatch
     assert {path: path.read_bytes() for path in before} == before
 
 
+def test_results_of_another_version_are_left_out_of_the_page_and_refused_when_drawn_again(tmp_path: Path) -> None:
+    for name in ("mnist", "composition"):
+        folder = tmp_path / "reproduction" / name
+        folder.mkdir(parents=True)
+        committed = Path(__file__).parents[2] / "docs" / "reproduction" / name / f"{name}.json"
+        document = json.loads(committed.read_text())
+        if name == "mnist":
+            del document["numbers"]["best"]["in_sample"]
+        (folder / f"{name}.json").write_text(json.dumps(document))
+    assert run("composition", "-o", str(tmp_path), "--redraw").exit_code == 0
+    assert "## MNIST" not in (tmp_path / "reproduction.md").read_text()
+    result = run("mnist", "-o", str(tmp_path), "--redraw")
+    assert result.exit_code == 2
+    assert "mnist, of another version (it has no 'in_sample'); accepted: run the experiment again" in result.stderr
+
+
 def test_long_cells_are_cut_at_the_end_of_a_sentence() -> None:
     cut = pages._shortened(f"{'a' * 100}. {'b' * 100}; {'c' * 200}.", "there.md")
     assert cut == f"{'a' * 100}. [more](there.md)"

@@ -11,7 +11,7 @@ import typer
 
 from dpmerge.cli.options import INSECURE, LEDGER, LEDGER_OF, REQUESTER_KEY, asked_passphrase, opened_ledger
 from dpmerge.cli.terminal import AsJson, one_line_errors, print_json, say
-from dpmerge.errors import InvalidInputError, some_of
+from dpmerge.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from dpmerge.ledger.waiting_requests import WaitingRequest
@@ -96,7 +96,7 @@ def approve(
         if as_json:
             print_json(request_document(found))
         elif found.missing:
-            say(f"approved; {some_of(found.missing, found.may_approve)} must approve it, too")
+            say(f"approved; {found.needed} must approve it, too")
         else:
             say("approved; the command that asked for it carries it out now, once")
 
@@ -132,7 +132,7 @@ def request_lines(request: WaitingRequest) -> list[str]:
     """A request for a person."""
     who = f"{request.asked_by}{f' ({request.actor})' if request.actor else ''}"
     approved = f"approved by {', '.join(request.approved_by)}; " if request.approved_by else ""
-    missing = f"{some_of(request.missing, request.may_approve)} must approve it" if request.missing else "ready"
+    missing = f"{request.needed} must approve it" if request.missing else "ready"
     return [
         f"request {request.short_id}: {request.what}",
         f"  asked for by {who} {_minute(request.time)}, open until {_minute(request.expires)} UTC; {approved}{missing}",

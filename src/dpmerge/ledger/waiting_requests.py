@@ -47,6 +47,13 @@ class WaitingRequest:
     def short_id(self) -> str:
         return self.id[:SHOWN]
 
+    @property
+    def needed(self) -> str:
+        """Who is still missing: all of those who may approve, or some of them."""
+        if self.missing == len(self.may_approve):
+            return " and ".join(self.may_approve)
+        return f"{self.missing} of {', '.join(self.may_approve)}"
+
     @classmethod
     def of(cls, approvals: Approvals, request: Request, entry: Entry) -> WaitingRequest:
         body, policy = entry.body, approvals.policy
