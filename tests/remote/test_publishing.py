@@ -23,6 +23,7 @@ from dpmerge.ledger.ledger import Ledger
 from dpmerge.merging.staging import StagedFolder
 from dpmerge.releasing import remote_output
 from dpmerge.releasing.recover import abandon, recover
+from dpmerge.remote import s3_store
 from dpmerge.remote.remote_path import RemotePath
 from dpmerge.remote.s3_store import S3Store
 from dpmerge.remote.stores import store_of
@@ -257,6 +258,28 @@ def test_asked_again_by_its_key_a_release_is_handed_out_wherever_it_is_wanted(
     assert (tmp_path / "local" / "model.safetensors").read_bytes() == downloaded(out)["model.safetensors"]
     assert dpm.verify(tmp_path / "local", portfolio=home).verified
     assert staged(tmp_path) == []
+
+
+def test_large_files_are_sent_in_parts_once_and_parts_of_the_dead_are_dropped(
+    out: RemotePath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(s3_store, "PART", 5 * 2**20)
+    file, to, store = tmp_path / "large", out / "large", store_of(out)
+    assert isinstance(to, RemotePath)
+    file.write_bytes(os.urandom(11 * 2**20))
+    bucket, _, key = to.key.partition("/")
+    store.system.call_s3("create_multipart_upload", Bucket=bucket, Key=key)
+    assert len(store.system.list_multipart_uploads(bucket)) == 1
+    store.drop_unfinished(out)
+    assert store.system.list_multipart_uploads(bucket) == []
+    sent: list[int] = []
+    store.upload(file, to, sent.append)
+    assert len(sent) > 1
+    assert sum(sent) == 11 * 2**20
+    with pytest.raises(FileExistsError):
+        store.upload(file, to, sent.append)
+    assert store.system.list_multipart_uploads(bucket) == []
+    assert downloaded(out)["large"] == file.read_bytes()
 
 
 def die(*_: object, **__: object) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pickle
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from soak.kills import average, draw_of_two, noised
 from soak.object_store import SECRET_KEY, ObjectStore, upload_folder
@@ -16,6 +18,8 @@ from typer.testing import CliRunner
 import dpmerge as dpm
 from dpmerge.cli import app
 from dpmerge.errors import CannotReadError, CheckpointError, DigestMismatchError, DpmergeError, InvalidInputError
+from dpmerge.evaluation.evaluators import load_evaluator
+from dpmerge.evaluation.linear_classifier import LinearClassifier
 from dpmerge.files import OpenFile, open_regular
 from dpmerge.merging import checkpoint_input
 from dpmerge.remote.remote_path import RemotePath, location
@@ -213,6 +217,14 @@ def test_plans_are_written_and_read_by_url(portfolio_url: str, bucket: RemotePat
     code, output = run("plan", portfolio_url, "--epsilon", "2", "--delta", "1e-5", "-o", str(private))
     assert code == 2
     assert open_regular(private).read() == b"not a plan"
+
+
+def test_public_data_of_an_evaluator_is_read_by_its_url(bucket: RemotePath) -> None:
+    content = io.BytesIO()
+    np.savez(content, features=np.ones((3, 2), np.float32), labels=np.array([0, 1, 0]))
+    path = remote(bucket / "public.npz")
+    store_of(path).create(path, content.getvalue())
+    assert isinstance(load_evaluator(f"linear:{path}"), LinearClassifier)
 
 
 def test_a_store_that_fails_is_an_error_without_its_words(

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
@@ -119,7 +120,8 @@ def withdraw(charge: Charge, out: Path) -> None:
     try:
         if _claimed_by(out) != charge.release_id:
             return  # nothing of it was ever sent
-        store.drop_unfinished(out)
+        with suppress(PermissionError):
+            store.drop_unfinished(out)
         for name in sorted(store.files(out)):
             store.remove(out / name)
         store.remove(_claim_file(out))
@@ -140,7 +142,8 @@ def _send(store: Store, ledger: Ledger, charge: Charge, place: Path, out: Remote
     card = file_digest(place / CARD_NAME)
     wanted = {**certificate.files, CARD_NAME: card, CERTIFICATE_NAME: file_digest(place / CERTIFICATE_NAME)}
     _require_nothing_else(store, out, wanted)
-    store.drop_unfinished(out)
+    with suppress(PermissionError):  # parts that nobody can read cost money, and no more
+        store.drop_unfinished(out)
     for name in (*sorted(certificate.files), CARD_NAME):
         _send_one(store, place / name, out / name, wanted[name])
     sizes = {name: (place / name).stat().st_size for name in wanted if name != CERTIFICATE_NAME}

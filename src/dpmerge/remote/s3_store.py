@@ -7,7 +7,9 @@ Guarantees: a range of an object that was replaced meanwhile is an error; an obj
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from dpmerge.remote.remote_path import RemotePath
@@ -40,6 +42,14 @@ class S3Store(Store):
             raise OSError(errno.ESTALE, "was changed while it was read", str(path))
         return content
 
+    def create(self, path: RemotePath, content: bytes) -> None:
+        with _only_where_there_is_none(path):
+            super().create(path, content)
+
+    def upload(self, file: Path, path: RemotePath, progress: Callable[[int], object]) -> None:
+        with _only_where_there_is_none(path):
+            super().upload(file, path, progress)
+
     def parts(self, size: int) -> Mapping[str, int]:
         return {"chunksize": max(PART, -(-size // MOST_PARTS)), "max_concurrency": 2}
 
@@ -51,6 +61,17 @@ class S3Store(Store):
                     self.system.call_s3(
                         "abort_multipart_upload", Bucket=bucket, Key=each["Key"], UploadId=each["UploadId"]
                     )
+
+
+@contextmanager
+def _only_where_there_is_none(path: RemotePath) -> Iterator[None]:
+    """Not every server says which condition failed; here there is one."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ESTALE:
+            raise
+        raise FileExistsError(errno.EEXIST, "is there already", str(path)) from None
 
 
 async def _got(system: Any, wanted: dict[str, str]) -> bytes:
