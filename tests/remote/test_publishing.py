@@ -225,6 +225,42 @@ def test_a_release_that_is_given_up_leaves_nothing(
     released(home, out)
 
 
+def test_nothing_is_withdrawn_before_a_second_person_agrees_and_what_is_left_can_be_removed_later(
+    home: Path, out: RemotePath, object_store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("ann", "bob"):
+        made = CliRunner().invoke(app, ["keygen", "-o", str(tmp_path / f"{name}.pem")])
+        assert made.exit_code == 0, made.output
+    object_store.fail(method="PUT", part=CERTIFICATE_NAME, status=403)
+    with pytest.raises(CannotWriteError):
+        released(home, out)
+    object_store.mend()
+    people = {name: tmp_path / f"{name}.pem.pub" for name in ("ann", "bob")}
+    with dpm.Ledger.of(home) as ledger:
+        ledger.change_policy(approvals=2, people=people)
+        [pending] = ledger.pending()
+        before = downloaded(out)
+        assert before
+        [waiting] = ledger.recover(abandon=[pending.release_id], requester_key=tmp_path / "ann.pem")
+        assert waiting.unsolved
+        assert waiting.request is not None
+        assert downloaded(out) == before
+        ledger.approve(waiting.request, key=tmp_path / "bob.pem")
+
+        def cut(*_: object) -> None:
+            raise OSError("the connection is gone")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(S3Store, "remove", cut)
+            with pytest.raises(CannotWriteError):
+                ledger.recover(abandon=[pending.release_id])
+        assert not ledger.pending()
+        assert downloaded(out) == before, "given up, and not removed yet"
+        [done] = ledger.recover(abandon=[pending.release_id])
+        assert done.outcome == "abandoned"
+    assert (downloaded(out), beside(out), staged(tmp_path)) == ({}, [], [])
+
+
 def test_recovery_from_the_command_line_where_portfolio_and_output_are_urls(
     portfolio_url: str, out: RemotePath, object_store: ObjectStore, tmp_path: Path
 ) -> None:
