@@ -66,7 +66,7 @@ def test_a_copy_killed_elsewhere_goes_and_what_it_is_a_copy_of_stays(home: Path,
     (tmp_path / "elsewhere").mkdir()
 
     def work() -> None:
-        setattr(shutil, "copyfile", die)  # noqa: B010
+        setattr(shutil, "copyfileobj", die)  # noqa: B010
         release(planned, out=tmp_path / "elsewhere" / "copy", request_key="k")
 
     assert Child(work).ended().how == "killed"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 from collections.abc import Callable
@@ -396,3 +397,16 @@ def test_killed_at_any_moment_nothing_partial_and_nothing_uncharged(
     after = downloaded(out)
     assert {name: after[name] for name in present} == present, "what could have been read was made again"
     assert (beside(out), staged(tmp_path)) == ([], [])
+
+
+def test_the_commands_of_the_page_on_object_stores_do_what_they_say(
+    portfolio_url: str, bucket: RemotePath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "object-stores.md").read_text()
+    lines = [line for block in re.findall(r"```text\n(.*?)```", page, re.DOTALL) for line in block.splitlines()]
+    assert len(lines) == 6
+    for line in lines:
+        said = line.replace("s3://lab/portfolio", portfolio_url).replace("s3://lab", str(bucket)).replace("0.8", "9")
+        result = CliRunner().invoke(app, said.split()[1:])
+        assert result.exit_code == 0, result.output
