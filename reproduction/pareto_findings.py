@@ -205,7 +205,7 @@ def _merge_beats_models(numbers: dict[str, Any], source: str, measured: Measured
     verdicts: dict[str, Verdict] = {"higher": "agrees", "lower": "disagrees", "within noise": "within noise"}
     more = {
         "in_sample": "The best of many merges is compared with the best of a few models on the images that chose them: "
-        "luck alone makes it higher.",
+        "luck alone can make it higher.",
         "held_out": f"The weights chosen are on average {mixture}.",
     }
     return Statement(
