@@ -22,6 +22,7 @@ REPRODUCTION = Path(__file__).parents[1] / "reproduction"
 ORDER = [
     "notebook",
     "extras",
+    "executors",
     "remote",
     "permissions",
     "private_home",

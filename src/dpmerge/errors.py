@@ -28,6 +28,7 @@
     │   ├── LedgerBrokenError       its chain of entries does not hold, or known entries are missing
     │   └── LedgerUnavailableError * its file or database cannot be opened, read, written or locked
     ├── EvaluationError             an evaluator that gave no finite number for a merge: which merge, what happened
+    ├── WorkersLostError            work whose workers died again and again: which work
     ├── MissingExtraError           a package that is not installed: which extra brings it (also an ImportError)
     ├── RecordingError              a training loop whose privacy cannot be recorded truthfully
     └── FileSystemError             what is marked * above: also an OSError, with errno, strerror and filename
@@ -291,6 +292,24 @@ class EvaluationError(DpmergeError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.recipe, self.found, self.accepted)
+
+
+class WorkersLostError(DpmergeError):
+    """The workers of an executor died with the same piece of work, each time it was given to another.
+
+    What to do: mostly they had too little memory: fewer workers on a machine (--workers-per-node, processes:N).
+    """
+
+    def __init__(self, work: str, attempts: int, found: str) -> None:
+        self.work, self.attempts, self.found = work, attempts, found
+        shown = _shortened(" ".join(found.split()))
+        super().__init__(
+            f"executor: workers died {attempts} times with {_shortened(work)}, or with what ran beside it ({shown}); "
+            "have fewer of them on a machine, or more memory"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.work, self.attempts, self.found)
 
 
 class NoGuaranteeError(DpmergeError):

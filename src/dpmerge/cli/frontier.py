@@ -16,14 +16,16 @@ from dpmerge.cli.options import (
     CONVERSION,
     DELTA,
     EVALUATOR,
+    EXECUTOR,
     HEADERS_ONLY,
     JOBS,
     PORTFOLIO,
     REHASH,
+    WORKERS_PER_NODE,
     loaded_portfolio,
+    opened_executor,
     require_folder,
     require_writable,
-    threads,
     to_go_on,
 )
 from dpmerge.cli.terminal import AsJson, one_line_errors, print_json, say, wide_console
@@ -71,6 +73,8 @@ def frontier(
     ] = 600,
     cache: CACHE = None,
     jobs: JOBS = 1,
+    executor: EXECUTOR = None,
+    workers_per_node: WORKERS_PER_NODE = None,
     allow: ALLOW = None,
     headers_only: HEADERS_ONLY = False,
     rehash: REHASH = False,
@@ -95,16 +99,18 @@ def frontier(
         require_writable("output", output)
         if figures is not None:
             require_folder("figures", figures if os.path.exists(figures) else figures.parent)
-        executor = threads(jobs)
         loaded = loaded_portfolio(portfolio, headers_only, allow, rehash=rehash)
-        with show_progress(None, "planning") as progress:
+        with (
+            opened_executor(executor, workers_per_node, jobs=jobs, gpus=True) as workers,
+            show_progress(None, "planning") as progress,
+        ):
             analysis = compute(
                 loaded,
                 delta,
                 evaluator=evaluator,
                 evaluations=evaluations,
                 cache=cache,
-                executor=executor,
+                executor=workers,
                 theorem=theorem,  # type: ignore[arg-type]
                 conversion=conversion,  # type: ignore[arg-type]
                 checkpoints=checkpoints,

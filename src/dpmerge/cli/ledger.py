@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dpmerge.cli import approvals
-from dpmerge.cli.options import ALLOW, INSECURE, LEDGER, LEDGER_OF, REQUESTER_KEY, asked_passphrase, opened_ledger
+from dpmerge.cli.options import (
+    ALLOW,
+    EXECUTOR,
+    INSECURE,
+    LEDGER,
+    LEDGER_OF,
+    REQUESTER_KEY,
+    WORKERS_PER_NODE,
+    asked_passphrase,
+    opened_executor,
+    opened_ledger,
+)
 from dpmerge.cli.terminal import WAITING, AsJson, bytes_shown, one_line_errors, print_json, say, wide_console
 from dpmerge.errors import printable
 
@@ -182,6 +193,8 @@ def recover(
         ),
     ] = False,
     jobs: Annotated[int, typer.Option(help="Threads for merging.")] = 2,
+    executor: EXECUTOR = None,
+    workers_per_node: WORKERS_PER_NODE = None,
     requester_key: REQUESTER_KEY = None,
     insecure_permissions: INSECURE = False,
     as_json: AsJson = False,
@@ -200,6 +213,7 @@ def recover(
     with (
         one_line_errors("what is not finished stays pending"),
         opened_ledger(portfolio, ledger, insecure_permissions) as opened,
+        opened_executor(executor, workers_per_node) as workers,
         bytes_shown("merging") as progress,
     ):
         done = opened.recover(
@@ -208,6 +222,7 @@ def recover(
             key=key,
             accept=accept,
             jobs=jobs,
+            executor=workers,
             requester_key=requester_key,
             passphrase=asked_passphrase,
             progress=progress,

@@ -10,14 +10,17 @@ import typer
 
 from dpmerge.cli.options import (
     ALLOW,
+    EXECUTOR,
     INSECURE,
     LEDGER,
     PORTFOLIO,
     REQUESTER_KEY,
+    WORKERS_PER_NODE,
     asked_passphrase,
     ledger_place,
     loaded_portfolio,
     numbers,
+    opened_executor,
     require_jobs,
 )
 from dpmerge.cli.terminal import AsJson, bytes_shown, one_line_errors, print_json, say, wide_console
@@ -72,7 +75,9 @@ def merge(
         bool,
         typer.Option("--audit", help="Attack the simulated release first; the certificate says what that showed."),
     ] = False,
-    jobs: Annotated[int, typer.Option(help="Threads that read, add up, hash and write.")] = 2,
+    jobs: Annotated[int, typer.Option(help="Threads that read, add up, hash and write; of each worker.")] = 2,
+    executor: EXECUTOR = None,
+    workers_per_node: WORKERS_PER_NODE = None,
     allow: ALLOW = None,
     requester_key: REQUESTER_KEY = None,
     insecure_permissions: INSECURE = False,
@@ -83,6 +88,8 @@ def merge(
     Plans (or takes the plan or the weights given), charges the ledger, draws where the plan has a draw, merges,
     certifies. The output folder appears whole, with `privacy-certificate.json` and a model card, or not at all. What
     has been charged and did not get finished is finished by `dpmerge ledger recover`.
+
+    With `--executor` each file of the output is written by a worker, in a folder that all of them share.
 
     Without `--final` the release is priced so that others may follow it (as a joint release). Exit code 1: nothing
     meets the target, or the cap on this data is reached; then nothing is charged and nothing written. Exit code 2: bad
@@ -118,7 +125,7 @@ def merge(
             insecure_permissions=insecure_permissions,
             note=lambda text: say(f"note: {text}", err=True),
         )
-        with bytes_shown("merging") as progress:
+        with opened_executor(executor, workers_per_node) as workers, bytes_shown("merging") as progress:
             made = release(
                 plan,
                 out=output,
@@ -132,6 +139,7 @@ def merge(
                 adapters=adapters,  # type: ignore[arg-type]
                 audit=audit,
                 jobs=jobs,
+                executor=workers,
                 progress=progress,
                 requester_key=requester_key,
                 passphrase=asked_passphrase,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -39,6 +40,20 @@ CACHE = Annotated[
 JOBS = Annotated[
     int,
     typer.Option(help="Threads that call the evaluator; more than 1 only if it may be called from several at once."),
+]
+EXECUTOR = Annotated[
+    str | None,
+    typer.Option(
+        metavar="WHERE",
+        help="Where independent work is done: `threads:N`, `processes:N`, `ray` (this machine, or RAY_ADDRESS), "
+        "`ray://HOST:PORT`, `dask://HOST:PORT`, or `module:function`, which returns a concurrent.futures.Executor.",
+    ),
+]
+WORKERS_PER_NODE = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", help="With Ray: pieces of work at a time on each node; default: one a GPU, or else one a core."
+    ),
 ]
 CONVERSION = Annotated[
     str | None,
@@ -157,10 +172,25 @@ def require_jobs(jobs: int) -> None:
         raise InvalidInputError("jobs", jobs, "an integer ≥ 1")
 
 
-def threads(jobs: int) -> Executor | None:
-    """None: one after the other."""
+@contextmanager
+def opened_executor(
+    name: str | None, workers_per_node: int | None, *, jobs: int = 1, gpus: bool = False
+) -> Iterator[Executor | None]:
+    """Where independent work is done, as long as the context is; None: here, one piece after the other."""
     require_jobs(jobs)
-    return ThreadPoolExecutor(jobs) if jobs > 1 else None
+    if name is None:
+        if workers_per_node is not None:
+            raise InvalidInputError("workers-per-node", workers_per_node, "--executor ray or ray://HOST:PORT beside it")
+        name = f"threads:{jobs}" if jobs > 1 else None
+    elif jobs > 1:
+        raise InvalidInputError("jobs", jobs, f"no --jobs beside --executor {name}, which says it")
+    if name is None:
+        yield None
+        return
+    from dpmerge.executors.named_executors import open_executor
+
+    with open_executor(name, workers_per_node=workers_per_node, gpus=gpus) as executor:
+        yield executor
 
 
 def to_go_on(cache: Path | None, evaluator: str | None, *, private: bool = False) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,16 +16,18 @@ from dpmerge.cli.options import (
     CONVERSION,
     DELTA,
     EVALUATOR,
+    EXECUTOR,
     HEADERS_ONLY,
     INSECURE,
     JOBS,
     LEDGER,
     PORTFOLIO,
     REHASH,
+    WORKERS_PER_NODE,
     loaded_portfolio,
     numbers,
+    opened_executor,
     require_writable,
-    threads,
     to_go_on,
 )
 from dpmerge.cli.terminal import AsJson, one_line_errors, print_json, say, wide_console
@@ -87,6 +89,8 @@ def plan(
     ] = None,
     cache: CACHE = None,
     jobs: JOBS = 1,
+    executor: EXECUTOR = None,
+    workers_per_node: WORKERS_PER_NODE = None,
     non_private: Annotated[
         list[str] | None, typer.Option(metavar="RUN", help="A run without privacy that may be drawn, rarely.")
     ] = None,
@@ -116,6 +120,8 @@ def plan(
     """
     with one_line_errors(to_go_on(cache, evaluator, private=objective == "private_validation")):
         from dpmerge.planning.planner import plan as compute
+        from dpmerge.planning.private_selection import PrivateValidation
+        from dpmerge.planning.public_selection import PublicEvaluation
         from dpmerge.releasing.chargeable import why_not_chargeable
         from dpmerge.terms.guarantee import Guarantee
 
@@ -135,19 +141,23 @@ def plan(
             records_per_unit=records_per_unit,
             cache=cache,
             jobs=jobs,
+            executor=executor,
         )
         loaded = loaded_portfolio(portfolio, headers_only, allow, rehash=rehash)
-        result = compute(
-            loaded,
-            target,
-            method=method,  # type: ignore[arg-type]
-            objective=chosen,
-            theorem=theorem,  # type: ignore[arg-type]
-            accounting=accounting,  # type: ignore[arg-type]
-            conversion=conversion,  # type: ignore[arg-type]
-            checkpoints=checkpoints,
-            non_private=non_private or (),
-        )
+        with opened_executor(executor, workers_per_node, jobs=jobs, gpus=True) as workers:
+            if isinstance(chosen, PublicEvaluation | PrivateValidation):
+                chosen = replace(chosen, executor=workers)
+            result = compute(
+                loaded,
+                target,
+                method=method,  # type: ignore[arg-type]
+                objective=chosen,
+                theorem=theorem,  # type: ignore[arg-type]
+                accounting=accounting,  # type: ignore[arg-type]
+                conversion=conversion,  # type: ignore[arg-type]
+                checkpoints=checkpoints,
+                non_private=non_private or (),
+            )
         refused = why_not_chargeable(result, ledger, insecure_permissions=insecure_permissions)
         if refused is not None:
             say(f"note: {refused}", err=True)
@@ -179,6 +189,7 @@ def _objective(
     records_per_unit: int | None,
     cache: Path | None,
     jobs: int,
+    executor: str | None,
 ) -> Objective | PublicEvaluation | PrivateValidation:
     """The objective of that name; options that belong to another one are refused, not ignored."""
     from dpmerge.evaluation.evaluators import load_evaluator
@@ -199,6 +210,7 @@ def _objective(
         "--cache": (cache, ("public_evaluation",)),
         "--evaluations": (evaluations, looking),
         "--jobs": (jobs if jobs != 1 else None, looking),
+        "--executor": (executor, looking),
         "--tuning uncharged": (tuning != "charged" or None, ("public_evaluation",)),
         "--validation-epsilon": (validation_epsilon, ("private_validation",)),
         "--disjoint": (disjoint, ("private_validation",)),
@@ -221,7 +233,6 @@ def _objective(
             look=seen,
             evaluations=500 if evaluations is None else evaluations,
             cache=cache,
-            executor=threads(jobs),
         )
     if validation_epsilon is None:
         raise InvalidInputError(
@@ -234,7 +245,6 @@ def _objective(
         evaluations=50 if evaluations is None else evaluations,
         disjoint_vouched_by=disjoint,
         records_per_unit=records_per_unit,
-        executor=threads(jobs),
     )
 
 

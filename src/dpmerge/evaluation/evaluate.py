@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future, as_completed
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,7 @@ from dpmerge.evaluation.merged_model import (
 )
 from dpmerge.evaluation.score_cache import ScoreCache
 from dpmerge.evaluation.score_recipe import finite_score, listed, naming_recipes, score_one
+from dpmerge.executors.task_runs import run_tasks
 from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.terms.recipe import Recipe
 
@@ -190,22 +191,14 @@ def _score_in_parallel(
     results: _Results,
     executor: Executor,
 ) -> None:
-    waiting: dict[Future[float], str] = {}
-    try:
-        for key, recipe in missing.items():
-            inputs = tuple(models[name] for name in recipe.names)
-            waiting[executor.submit(score_one, recipe, inputs, evaluator, noise_draws)] = key
-        for future in as_completed(list(waiting)):
-            recipe = missing[waiting[future]]
-            with naming_recipes([recipe], DpmergeError):
-                score = future.result()
-            results.enter(waiting[future], recipe, score)
-            del waiting[future]
-    finally:
-        # After an interrupt or a failure: nothing new begins, and what is finished is not lost.
-        for future, key in waiting.items():
-            if not future.cancel() and future.done() and future.exception() is None and key not in results.scores:
-                results.enter(key, missing[key], future.result(), quiet=True)
+    run_tasks(
+        executor,
+        score_one,
+        {k: (r, tuple(models[name] for name in r.names), evaluator, noise_draws) for k, r in missing.items()},
+        lambda key, score, late: results.enter(key, missing[key], score, quiet=late),
+        around=lambda key: naming_recipes([missing[key]], DpmergeError),
+        named=lambda key: f"the evaluation of {missing[key]}",
+    )
 
 
 @contextmanager

@@ -8,7 +8,7 @@ Refuses: files that have another header or digest than was recorded.
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from dpmerge.errors import CheckpointError, DigestMismatchError
@@ -116,20 +116,21 @@ class CheckpointInput:
 
     def require_weights(self) -> None:
         """After all was read: the tensors are those that were recorded."""
-        if not self._by_tensor:
-            return
-        saved = self.checkpoint
-        found = weights_digest(
-            (n, s.dtype, s.shape, self.tensors[n].hexdigest()) for n, (_, s) in saved.tensors.items()
-        )
-        if found != saved.weights:
-            field = f"weights of {saved.name}"
-            problem = f"{field}: they have the digest {found}, and {saved.weights} was recorded"
-            raise DigestMismatchError(saved.manifest_file, field, None, PUT_BACK, problem=problem)
+        if self._by_tensor:
+            require_weights(self.checkpoint, {name: each.hexdigest() for name, each in self.tensors.items()})
 
     def close(self) -> None:
         for source in self.sources.values():
             source.close()
+
+
+def require_weights(saved: SavedCheckpoint, digests: Mapping[str, str]) -> None:
+    """The tensors of a checkpoint, by their digests, are those that were recorded."""
+    found = weights_digest((n, s.dtype, s.shape, digests[n]) for n, (_, s) in saved.tensors.items())
+    if found != saved.weights:
+        field = f"weights of {saved.name}"
+        problem = f"{field}: they have the digest {found}, and {saved.weights} was recorded"
+        raise DigestMismatchError(saved.manifest_file, field, None, PUT_BACK, problem=problem)
 
 
 def reads_in_order(checkpoint: SavedCheckpoint, order: Sequence[str]) -> bool:

@@ -10,19 +10,23 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import secrets
 import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
 from dpmerge.errors import CheckpointError
 from dpmerge.merging.arithmetic import all_finite
+from dpmerge.merging.atomic_folders import flush
 from dpmerge.merging.byte_progress import ByteCount, Progressed
 from dpmerge.merging.checkpoint_input import require_digest, require_known
 from dpmerge.merging.engine import merge
 from dpmerge.merging.layout import PLAIN_METADATA, OutputFile, file_names, index_of
+from dpmerge.merging.shard_tasks import ATTEMPTS, WrittenShard, by_workers
 from dpmerge.merging.weight_files import file_header, header_of, opened, read_exactly, require_unchanged
 from dpmerge.merging.writing import WrittenFile, allocate, create, write_all, write_small
 from dpmerge.portfolio.recorded_runs import SavedCheckpoint, is_weights
@@ -33,7 +37,12 @@ _PIECE = 2**20
 
 
 def copy(
-    checkpoint: SavedCheckpoint, folder: Path, *, jobs: int = 2, progress: Progressed | None = None
+    checkpoint: SavedCheckpoint,
+    folder: Path,
+    *,
+    jobs: int = 2,
+    progress: Progressed | None = None,
+    executor: Executor | None = None,
 ) -> tuple[WrittenFile, ...]:
     """Write one checkpoint under the usual names; it shares its blocks with the original where the disk can do that.
 
@@ -42,6 +51,7 @@ def copy(
         folder: where to, a folder that exists.
         jobs: how many files at a time.
         progress: called with how many bytes are done, and of how many.
+        executor: have each file copied by a worker of it, on storage that all see.
 
     Returns:
         The files that were written, with their digests.
@@ -57,11 +67,34 @@ def copy(
     paths = [path for path in checkpoint.files if is_weights(path)]
     headers = {path: file_header(path) for path in paths}
     if any(header.metadata not in ({}, PLAIN_METADATA) for header in headers.values()):
-        return merge([(checkpoint, 1.0)], folder, donor=checkpoint, trained=None, jobs=jobs, progress=progress)
+        return merge(
+            [(checkpoint, 1.0)], folder, donor=checkpoint, trained=None, jobs=jobs, progress=progress, executor=executor
+        )
     files = [
         OutputFile(name=name, header=headers[path].content, slots=headers[path].slots)
         for path, name in zip(paths, file_names(paths), strict=True)
     ]
+    if executor is None:
+        written = _copied_here(checkpoint, paths, files, folder, jobs, progress)
+    else:
+        tasks = {
+            file.name: (checkpoint, path, folder / ATTEMPTS, file) for path, file in zip(paths, files, strict=True)
+        }
+        shards = by_workers(executor, _copy_file, tasks, {f.name: f.size for f in files}, folder, progress)
+        written = [shard.file for shard in shards]
+    if (index := index_of(files)) is not None:
+        written.append(write_small(folder, *index))
+    return tuple(written)
+
+
+def _copied_here(
+    checkpoint: SavedCheckpoint,
+    paths: Sequence[Path],
+    files: Sequence[OutputFile],
+    folder: Path,
+    jobs: int,
+    progress: Progressed | None,
+) -> list[WrittenFile]:
     count = ByteCount(progress, sum(file.size for file in files))
     stopped = threading.Event()
 
@@ -74,13 +107,24 @@ def copy(
 
     with ThreadPoolExecutor(jobs, thread_name_prefix="copy") as pool:
         try:
-            written = list(pool.map(each, paths, files))
+            return list(pool.map(each, paths, files))
         except BaseException:
             stopped.set()
             raise
-    if (index := index_of(files)) is not None:
-        written.append(write_small(folder, *index))
-    return tuple(written)
+
+
+def _copy_file(task: tuple[SavedCheckpoint, Path, Path, OutputFile]) -> WrittenShard:
+    """One file, by a worker."""
+    checkpoint, path, folder, file = task
+    to = folder / f"{secrets.token_hex(8)}-{file.name}"
+    try:
+        written = _copied(checkpoint, path, to, file, ByteCount(None, file.size), threading.Event())
+        flush(to, 0o644)
+    except BaseException:
+        with suppress(OSError):
+            to.unlink()
+        raise
+    return WrittenShard(file=written, attempt=to.name)
 
 
 def reflinked(source: int, copy: int) -> bool:

@@ -10,16 +10,19 @@ change, or hold values that are not finite; a result that does not fit into its 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Executor
 from pathlib import Path
 
 from dpmerge.errors import InvalidInputError
 from dpmerge.merging.byte_progress import ByteCount, Progressed
 from dpmerge.merging.checkpoint_input import CheckpointInput
 from dpmerge.merging.gaussian_sampler import GaussianSampler
-from dpmerge.merging.layout import layout_like
+from dpmerge.merging.layout import Layout, layout_like
 from dpmerge.merging.merge_workers import MergeWork
+from dpmerge.merging.shard_tasks import merge_shards
 from dpmerge.merging.tensor_slices import (
+    Rule,
     first_names,
     require_mergeable,
     require_noise_everywhere,
@@ -51,6 +54,7 @@ def merge(
     hashing: bool = True,
     progress: Progressed | None = None,
     buffer: int | None = None,
+    executor: Executor | None = None,
 ) -> tuple[WrittenFile, ...]:
     """Write Σ λ_i θ_i, with noise on what was trained, into a folder that exists.
 
@@ -68,6 +72,7 @@ def merge(
         hashing: compare the inputs with their recorded digests, and take those of the output.
         progress: called with how many bytes are done, and of how many.
         buffer: bytes taken at a time; by default chosen so that memory stays small.
+        executor: have each file of the output written by a worker of it, with `jobs` threads, on storage that all see.
 
     Returns:
         The files that were written, with their digests.
@@ -77,6 +82,7 @@ def merge(
         TensorMismatchError: the checkpoints do not have the same tensors, or noise cannot reach one.
         CannotWriteError: the disk is full or cannot be written to.
         InvalidInputError: a weight or a number of jobs that is not accepted.
+        WorkersLostError: the workers that should write a file died, several times.
 
     Example (not run here, since it needs checkpoints on disk):
 
@@ -89,7 +95,6 @@ def merge(
     if release_noise > 0:
         require_noise_everywhere(donor, trained)
     layout = layout_like(donor, {path: file_header(path).metadata for path in donor.files if is_weights(path)})
-    order = [slot.name for file in layout.files for slot in file.slots]
     rules = rules_of(
         donor,
         trained=trained,
@@ -98,6 +103,37 @@ def merge(
         frozen_may_differ=frozen_may_differ,
     )
     first = first_names(donor, tied)
+    noise = GaussianSampler(release_noise) if release_noise > 0 else None
+    size = buffer or _buffer(parts, jobs)
+    if executor is not None:
+        written = merge_shards(
+            parts, folder, layout=layout, rules=rules, first=first, noise=noise, deviation=release_noise,
+            hashing=hashing, jobs=jobs, buffer=size, progress=progress, executor=executor,
+        )  # fmt: skip
+    else:
+        written = _merge_here(
+            parts, folder, layout=layout, rules=rules, first=first, noise=noise,
+            hashing=hashing, jobs=jobs, buffer=size, progress=progress,
+        )  # fmt: skip
+    if layout.index is not None:
+        written.append(write_small(folder, *layout.index, hashing=hashing))
+    return tuple(written)
+
+
+def _merge_here(
+    parts: Sequence[tuple[SavedCheckpoint, float]],
+    folder: Path,
+    *,
+    layout: Layout,
+    rules: Mapping[str, Rule],
+    first: Mapping[str, str],
+    noise: GaussianSampler | None,
+    hashing: bool,
+    jobs: int,
+    buffer: int,
+    progress: Progressed | None,
+) -> list[WrittenFile]:
+    order = [slot.name for file in layout.files for slot in file.slots]
     inputs: list[CheckpointInput] = []
     outputs: list[OutputWriter] = []
     try:
@@ -111,22 +147,19 @@ def merge(
             outputs=outputs,
             slices=slices_of(layout, inputs, rules, first),
             weights=[weight for _, weight in parts],
-            noise=GaussianSampler(release_noise) if release_noise > 0 else None,
-            buffer=buffer or _buffer(parts, jobs),
+            noise=noise,
+            buffer=buffer,
             progress=ByteCount(progress, sum(file.size - len(file.header) for file in layout.files)),
         )
         work.done_by(jobs)
         for each in inputs:
             each.require_weights()
-        written = [output.finished() for output in outputs]
+        return [output.finished() for output in outputs]
     finally:
         for each in inputs:
             each.close()
         for output in outputs:
             output.close()
-    if layout.index is not None:
-        written.append(write_small(folder, *layout.index, hashing=hashing))
-    return tuple(written)
 
 
 def _buffer(parts: Sequence[tuple[SavedCheckpoint, float]], jobs: int) -> int:

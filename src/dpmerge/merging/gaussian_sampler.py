@@ -17,6 +17,7 @@ from __future__ import annotations
 import hmac
 import math
 import os
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -74,15 +75,30 @@ class GaussianSampler:
         self._deviation = deviation
         self._key = os.urandom(32) if key is None else key
 
+    def weight_key(self, weight: str) -> bytes:
+        """The key of one weight, by the name it is known by: it tells its values, and nothing of any other's."""
+        return hmac.digest(self._key, f"{SAMPLER}\0{weight}".encode(), "sha256")
+
     def draw(self, weight: str, start: int, out: Array, scratch: NoiseScratch) -> None:
         """Values `start` and on of a weight, by the name it is known by."""
-        own = hmac.digest(self._key, f"{SAMPLER}\0{weight}".encode(), "sha256")
+        own = self.weight_key(weight)
         end = start + len(out)
         for block in range(start // BLOCK, -(-end // BLOCK)):
             first = block * BLOCK
             low, high = max(start, first), min(end, first + BLOCK)
             made = scratch.block(own, block, low - first, high - first)
             np.multiply(made, self._deviation, out=out[low - start : high - start])
+
+
+class GivenWeights(GaussianSampler):
+    """Normals of the weights whose keys were handed over, and of no other: what a worker is told."""
+
+    def __init__(self, deviation: float, keys: Mapping[str, bytes]) -> None:
+        super().__init__(deviation, key=b"")
+        self._keys = keys
+
+    def weight_key(self, weight: str) -> bytes:
+        return self._keys[weight]
 
 
 class NoiseScratch:

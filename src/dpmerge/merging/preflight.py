@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from pathlib import Path
 
 from dpmerge.errors import TensorMismatchError
+from dpmerge.executors.task_runs import results_of, threads_unless
 from dpmerge.merging.adapter_starts import allowing_adapter_starts
 from dpmerge.merging.adapters import concatenate, require_one_scaling
 from dpmerge.merging.checkpoint_input import require_digest
@@ -79,7 +80,7 @@ def _require_frozen(run: Run, checkpoints: Sequence[SavedCheckpoint]) -> None:
                     raise TensorMismatchError(path, name, None, "say that it was trained", problem=problem)
 
 
-def require_recorded(checkpoints: Iterable[SavedCheckpoint], jobs: int = 2) -> None:
+def require_recorded(checkpoints: Iterable[SavedCheckpoint], jobs: int = 2, executor: Executor | None = None) -> None:
     """Refuse before a charge what could fail after it: files that are not what was recorded, values not finite.
 
     Of a draw, a candidate that cannot be made would never be drawn; for a final release, and under a cap, what was
@@ -88,16 +89,16 @@ def require_recorded(checkpoints: Iterable[SavedCheckpoint], jobs: int = 2) -> N
     Args:
         checkpoints: those that may have to be read after the charge.
         jobs: how many files at a time.
+        executor: where they are read, if not here.
 
     Raises:
         CheckpointError: a file is not what was recorded, or holds values that are not finite.
     """
     files = [(checkpoint, path) for checkpoint in checkpoints for path in checkpoint.files]
+    with threads_unless(executor, jobs) as pool:
+        results_of(pool, _require_file, files, named="the digest of file")
 
-    def check(each: tuple[SavedCheckpoint, Path]) -> None:
-        checkpoint, path = each
-        slots = read_header(path) if is_weights(path) else ()
-        require_digest(checkpoint, path, read_contents(path, slots, each=False).sha256)
 
-    with ThreadPoolExecutor(jobs, thread_name_prefix="hash") as pool:
-        list(pool.map(check, files))
+def _require_file(checkpoint: SavedCheckpoint, path: Path) -> None:
+    slots = read_header(path) if is_weights(path) else ()
+    require_digest(checkpoint, path, read_contents(path, slots, each=False).sha256)

@@ -9,6 +9,7 @@ weights whose names are not known.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -47,6 +48,7 @@ def build(
     jobs: int = 2,
     progress: Progressed | None = None,
     adapters: Adapters = "as_trained",
+    executor: Executor | None = None,
 ) -> Built:
     """Write the model of a recipe into a folder that exists and is empty, such as a staged one.
 
@@ -58,6 +60,7 @@ def build(
         jobs: how many threads.
         progress: called with how many bytes are done, and of how many.
         adapters: LoRA adapters averaged `as_trained`, or `concatenated` exactly, at a higher rank.
+        executor: have each file of weights written by a worker of it, on storage that all of them see.
 
     Returns:
         The files that were written, the donor, and the small files beside the donor that were not copied.
@@ -86,7 +89,7 @@ def build(
         seen.require_combinable(runs)
     without: tuple[str, ...] = ()
     if recipe.is_one_checkpoint:
-        weights = copy(parts[0][0], folder, jobs=jobs, progress=progress)
+        weights = copy(parts[0][0], folder, jobs=jobs, progress=progress, executor=executor)
     else:
         located = [(portfolio.run(checkpoint.run), checkpoint, weight) for checkpoint, weight in parts]
         if adapters == "concatenated":
@@ -97,11 +100,12 @@ def build(
         else:
             require_one_scaling(located)
             # Before the charge this was asked too; but what was charged long ago is made now.
-            require_ties(portfolio, [(recipe, False)], jobs)
+            require_ties(portfolio, [(recipe, False)], jobs, executor)
             weights = merge(
                 parts, folder, donor=giving, trained=trained_by(runs), release_noise=recipe.release_noise,
                 tied=stated_ties(runs) if recipe.release_noise > 0 else (),
                 frozen_may_differ="different_frozen_tensors" in portfolio.allowed, jobs=jobs, progress=progress,
+                executor=executor,
             )  # fmt: skip
     small, left = copy_small_files(run, giving, folder, without=without)
     return Built(tuple(sorted((*weights, *small), key=lambda file: file.name)), giving.run, left)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpmerge.errors import TensorMismatchError
+from dpmerge.executors.task_runs import results_of, threads_unless
 from dpmerge.merging.arithmetic import FLOATS
 from dpmerge.merging.weight_files import opened, read_exactly
 from dpmerge.portfolio.manifest import Tensors
@@ -61,10 +62,12 @@ def stated_ties(runs: Sequence[Run]) -> tuple[tuple[str, ...], ...]:
     return tuple(sorted(tuple(sorted(group)) for group in groups[0])) if groups else ()
 
 
-def require_ties(portfolio: Portfolio, recipes: Iterable[tuple[Recipe, bool]], jobs: int = 2) -> None:
+def require_ties(
+    portfolio: Portfolio, recipes: Iterable[tuple[Recipe, bool]], jobs: int = 2, executor: Executor | None = None
+) -> None:
     """Refuse recipes in which a weight has names nobody told of; each comes with whether it is priced sharply.
 
-    Reads every tensor that might be another's copy, once for each checkpoint.
+    Reads every tensor that might be another's copy, once for each checkpoint, by so many threads or by an executor.
     """
     seen: dict[str, _Looked] = {}
     for recipe, sharp in recipes:
@@ -75,7 +78,7 @@ def require_ties(portfolio: Portfolio, recipes: Iterable[tuple[Recipe, bool]], j
             stated_ties([portfolio.run(name) for name in dict.fromkeys(checkpoint.run for checkpoint in saved)])
         for checkpoint in saved:
             if checkpoint.name not in seen:
-                seen[checkpoint.name] = _looked(portfolio.run(checkpoint.run), checkpoint, jobs)
+                seen[checkpoint.name] = _looked(portfolio.run(checkpoint.run), checkpoint, jobs, executor)
             if recipe.release_noise > 0:
                 _require_stated(portfolio.run(checkpoint.run), checkpoint, seen[checkpoint.name])
             elif difference := sorted(seen[checkpoint.name].same ^ seen[saved[0].name].same, key=sorted):
@@ -107,7 +110,7 @@ class _Looked:
         return len({self.values[name].digest for name in names}) == 1
 
 
-def _looked(run: Run, checkpoint: SavedCheckpoint, jobs: int) -> _Looked:
+def _looked(run: Run, checkpoint: SavedCheckpoint, jobs: int, executor: Executor | None) -> _Looked:
     """Read what might be a copy; names that may be equal without being one weight are only found if stated."""
     facts = run.manifest.tensors
     sizes: dict[int, list[str]] = {}
@@ -117,8 +120,9 @@ def _looked(run: Run, checkpoint: SavedCheckpoint, jobs: int) -> _Looked:
             sizes.setdefault(math.prod(slot.shape), []).append(name)
     sizes = {size: group for size, group in sizes.items() if trained & set(group)}
     names = [name for group in sizes.values() if len(group) > 1 for name in group]
-    with ThreadPoolExecutor(jobs, thread_name_prefix="ties") as pool:
-        values = dict(zip(names, pool.map(lambda name: _values(*checkpoint.tensors[name]), names), strict=True))
+    with threads_unless(executor, jobs) as pool:
+        found = results_of(pool, _values, [checkpoint.tensors[name] for name in names], named="the values of tensor")
+    values = dict(zip(names, found, strict=True))
     same: set[Names] = set()
     tied = {name: tie for tie in _stated(run) for name in tie}
     # A copy that is called frozen gets no noise, and gives the trained one away.

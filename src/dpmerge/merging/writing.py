@@ -48,6 +48,14 @@ class OutputWriter:
         assert self._descriptor is not None
         write_all(self._path, self._descriptor, content, offset)
 
+    def flush(self) -> None:
+        """See to it that what was written is on the disk, where others look for it."""
+        assert self._descriptor is not None
+        try:
+            os.fsync(self._descriptor)
+        except OSError as error:
+            raise cannot_write(self._path, error) from None
+
     def finished(self) -> WrittenFile:
         """The file, after everything was written to it."""
         digest = self.hash.hexdigest() if self.hash is not None else ""

@@ -7,10 +7,12 @@ or by the certificate of an output, is noticed before anything else is released.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from concurrent.futures import Executor
 from pathlib import Path
 
 from dpmerge.certificate.dsse import CERTIFICATE_NAME, read_certificate
-from dpmerge.errors import InvalidInputError, LedgerBrokenError
+from dpmerge.errors import InvalidInputError, LedgerBrokenError, LedgerError
+from dpmerge.executors.named_executors import is_remote
 from dpmerge.files import is_file, read_bytes
 from dpmerge.ledger.head_checkpoint import check_head_checkpoint, read_head_checkpoint, update_head_checkpoint
 from dpmerge.ledger.ledger import Ledger
@@ -83,11 +85,26 @@ def is_missing(place: str | Path) -> bool:
     return (isinstance(place, Path) or "://" not in place) and not Path(place).exists()
 
 
+def _is_a_file(place: str | Path) -> bool:
+    return isinstance(place, Path) or "://" not in place or place.startswith("sqlite:")
+
+
 def opened_ledger(place: str | Path, portfolio: Portfolio, insecure_permissions: bool = False) -> Ledger:
     """The ledger, made if nothing was ever charged; one that was lost is not replaced by an empty one."""
     if is_missing(place):
         require_not_lost(place, _remembering(portfolio))
     return Ledger.open(place, insecure_permissions=insecure_permissions)
+
+
+def require_shared(place: str | Path, executor: Executor | None) -> None:
+    """Refuse a ledger in a file where the work is done on several machines: from each of them somebody may release."""
+    if executor is None or not is_remote(executor) or not _is_a_file(place):
+        return
+    raise LedgerError(
+        f"{place}: is a ledger in a file, which one machine can use, and the executor's workers may be on others; a "
+        "ledger that several machines use must be PostgreSQL: name it, ledger=postgresql://… (--ledger or "
+        "DPMERGE_LEDGER)"
+    )
 
 
 def require_not_lost(place: str | Path, remembered: Iterable[Path]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -35,6 +36,7 @@ from dpmerge.releasing.ledger_location import (
     is_missing,
     ledger_of,
     require_not_lost,
+    require_shared,
     require_whole_ledger,
     why_not_whole,
     witness,
@@ -233,6 +235,7 @@ class PortfolioLedger(ApprovingLedger):
         key: str | Path | None = None,
         accept: bool = False,
         jobs: int = 2,
+        executor: Executor | None = None,
         requester_key: str | Path | None = None,
         passphrase: Passphrase = None,
         progress: Callable[[int, int], object] | None = None,
@@ -247,6 +250,7 @@ class PortfolioLedger(ApprovingLedger):
             key: The public key that adopted outputs are signed with; without it every run counts whole.
             accept: Vouch that every output that is missing was adopted; that is recorded in the ledger.
             jobs: Threads for merging.
+            executor: Where files of weights are read and written, as for `dpm.release`.
             requester_key: Your private key, to sign the request where a second person has to approve `abandon` or
                 `accept`.
             passphrase: That of the private keys, or a function that asks for it.
@@ -263,9 +267,10 @@ class PortfolioLedger(ApprovingLedger):
             return self._abandoned(abandon, asker)
         if adopt or accept:
             return list(self._counted_again(adopt, key, accept, asker))
+        require_shared(self.where if self._database.is_sqlite else "postgresql://", executor)
         if (doubt := self.doubt) is not None:
             raise LedgerError(doubt)
-        return [*self._finished(jobs, passphrase, progress), *self._cleaned()]
+        return [*self._finished(jobs, executor, passphrase, progress), *self._cleaned()]
 
     def _cleaned(self) -> Iterator[RecoveryStep]:
         beside = Path(self.where).parent if self._database.is_sqlite else None
@@ -317,12 +322,17 @@ class PortfolioLedger(ApprovingLedger):
         return RecoveryStep(outcome="the ledger counts as whole again; the ledger records that somebody said so")
 
     def _finished(
-        self, jobs: int, passphrase: Passphrase, progress: Callable[[int, int], object] | None
+        self,
+        jobs: int,
+        executor: Executor | None,
+        passphrase: Passphrase,
+        progress: Callable[[int, int], object] | None,
     ) -> Iterator[RecoveryStep]:
         for each in recover.recover(
             self,
             moved_to=self._portfolio,
             jobs=jobs,
+            executor=executor,
             progress=progress,
             passphrase=passphrase,
             insecure_permissions=self._insecure,

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import time
+from concurrent.futures import Executor
 from pathlib import Path
 
 from dpmerge.certificate.dsse import CERTIFICATE_NAME
@@ -52,6 +53,7 @@ def require_makeable(
     ledger: str | Path,
     jobs: int,
     *,
+    executor: Executor | None = None,
     every_byte: bool = False,
 ) -> None:
     """Refuse before charging what could not be made, or would destroy something, afterwards.
@@ -87,9 +89,9 @@ def require_makeable(
         require_named_parents(looked_at)
         for run in looked_at:
             require_frozen_still(run)
-    require_ties(portfolio, [(each.recipe, each.is_final) for each in terms.candidates], jobs)
+    require_ties(portfolio, [(each.recipe, each.is_final) for each in terms.candidates], jobs, executor)
     if every_byte or len(recipes) > 1:
-        require_recorded([portfolio.saved(str(each)) for each in terms.inputs], jobs)
+        require_recorded([portfolio.saved(str(each)) for each in terms.inputs], jobs, executor)
 
 
 def _is_path(place: str | Path) -> bool:

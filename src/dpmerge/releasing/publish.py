@@ -106,12 +106,15 @@ def _make_again(job: ReleaseJob, out: Path, *, overwrite: bool) -> Certificate:
 
 def _build(job: ReleaseJob, folder: Path) -> Certificate:
     """The merged model, its certificate and its card, in a folder that is not published yet."""
+    if job.drawn.release_noise > 0:
+        job.settings.require_same_noise()
     built = build(
         job.portfolio,
         job.drawn.recipe,
         folder,
         donor=job.settings.donor,
         jobs=job.jobs,
+        executor=job.executor,
         progress=job.progress,
         adapters=job.settings.adapters,
     )

@@ -8,6 +8,7 @@ no signature by a key somebody states, as if every run had left as a whole, for 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import Executor
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -55,6 +56,7 @@ def recover(
     *,
     moved_to: Path | None = None,
     jobs: int = 2,
+    executor: Executor | None = None,
     progress: Progress | None = None,
     passphrase: Passphrase = None,
     insecure_permissions: bool = False,
@@ -73,7 +75,13 @@ def recover(
                 require_whole_ledger(ledger, portfolio, None)
                 require_private_salt(portfolio, insecure_permissions)
                 job = ReleaseJob(
-                    ledger=ledger, charge=charge, portfolio=portfolio, jobs=jobs, progress=progress, unlock=unlock
+                    ledger=ledger,
+                    charge=charge,
+                    portfolio=portfolio,
+                    jobs=jobs,
+                    executor=executor,
+                    progress=progress,
+                    unlock=unlock,
                 )
                 with output_lock(lock_place(out), kept_folder(portfolio.path)) as release_lock:
                     publish(job, out, release_lock)

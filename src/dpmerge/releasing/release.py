@@ -8,6 +8,7 @@ Refuses: whatever the ledger refuses (caps, locked runs), targets that are there
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,7 +35,14 @@ from dpmerge.releasing.chargeable import proposed_charge
 from dpmerge.releasing.commitment_salt import require_private_salt
 from dpmerge.releasing.kept_beside import kept_folder
 from dpmerge.releasing.known_weights import require_runs_as_charged
-from dpmerge.releasing.ledger_location import default_ledger, is_missing, opened_ledger, require_whole_ledger, witness
+from dpmerge.releasing.ledger_location import (
+    default_ledger,
+    is_missing,
+    opened_ledger,
+    require_shared,
+    require_whole_ledger,
+    witness,
+)
 from dpmerge.releasing.output_lock import output_lock
 from dpmerge.releasing.preconditions import require_makeable, require_nothing_pending, require_writable_name
 from dpmerge.releasing.publish import publish
@@ -105,6 +113,7 @@ def release(
     adapters: Adapters = "as_trained",
     audit: bool | Audited = False,
     jobs: int = 2,
+    executor: Executor | None = None,
     progress: Progress | None = None,
     requester_key: str | Path | None = None,
     passphrase: Passphrase = None,
@@ -125,7 +134,9 @@ def release(
         donor: the run whose configuration files are copied; by default that of the largest weight.
         adapters: LoRA adapters are averaged `as_trained`, or `concatenated` (exactly Σ λ ΔW).
         audit: attack the simulated release first (or the result of such an attack), for the certificate to carry.
-        jobs: threads that read, add up, hash and write.
+        jobs: threads that read, add up, hash and write (of each worker, where there is an executor).
+        executor: where files of weights are read and written, one at a time by each worker, on storage that all see;
+            what is drawn, sealed, certified and entered in the ledger is so here.
         progress: called with bytes done and bytes in all.
         requester_key: your private key, to sign the request where a second person has to approve a final release.
         passphrase: of the keys, or a function that asks for it.
@@ -136,6 +147,7 @@ def release(
 
     Raises:
         NoGuaranteeError: it does not meet its target as a release that others may follow.
+        LedgerError: the ledger is a file, and the executor's workers may be on other machines.
         CapExceededError: a cap on this data does not allow it; nothing was charged.
         RunsLockedError: its runs are locked, or cannot be in a final release; nothing was charged.
         ApprovalNeededError: others have to approve it first; it was requested, and nothing was charged or drawn.
@@ -178,10 +190,11 @@ def release(
         asked=plan.request,
     )
     place = default_ledger(portfolio) if ledger is None else ledger
+    require_shared(place, executor)
     if not isinstance(target, RemotePath):
         require_writable(target, overwrite=True)
     if new := is_missing(place):  # nothing can be known or pending there: what cannot be made leaves no ledger behind
-        require_makeable(portfolio, terms, settings, place, jobs, every_byte=final)
+        require_makeable(portfolio, terms, settings, place, jobs, executor=executor, every_byte=final)
     with (  # the ledger first: who is killed here leaves something that `recover` can be asked about
         opened_ledger(place, portfolio, insecure_permissions) as opened,
         output_lock(lock_place(target), kept_folder(portfolio.path)) as release_lock,
@@ -190,9 +203,17 @@ def release(
         proposed = proposed_charge(portfolio, terms, details=settings.document(), final=final, request_key=request_key)
         require_private_salt(portfolio, insecure_permissions)
         if request_key is None or opened.by_key(proposed.scope, request_key) is None:
-            _require_new(opened, portfolio, terms, settings, place, jobs, final=final, looked_at=new)
+            _require_new(opened, portfolio, terms, settings, place, jobs, executor, final=final, looked_at=new)
         charge = opened.charge(proposed, draw, asker=asker)
-        job = ReleaseJob(ledger=opened, charge=charge, portfolio=portfolio, jobs=jobs, progress=progress, unlock=unlock)
+        job = ReleaseJob(
+            ledger=opened,
+            charge=charge,
+            portfolio=portfolio,
+            jobs=jobs,
+            executor=executor,
+            progress=progress,
+            unlock=unlock,
+        )
         left = f"release {charge.release_id} is charged; `dpmerge ledger recover` finishes it"
         with noting(left if charge.status == "pending" else None, target):
             witness(opened, portfolio)
@@ -244,6 +265,7 @@ def _require_new(
     settings: ReleaseSettings,
     place: str | Path,
     jobs: int,
+    executor: Executor | None,
     *,
     final: bool,
     looked_at: bool,
@@ -252,5 +274,5 @@ def _require_new(
     require_runs_as_charged(ledger, [portfolio.run(record.run).manifest for record in terms.runs])
     once = final or ledger.is_capped(BudgetScope(portfolio.dataset, portfolio.unit, portfolio.adjacency.value))
     if not looked_at:
-        require_makeable(portfolio, terms, settings, place, jobs, every_byte=once)
+        require_makeable(portfolio, terms, settings, place, jobs, executor=executor, every_byte=once)
     require_nothing_pending(ledger, portfolio, terms, location(settings.out))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -31,6 +32,7 @@ class ReleaseJob:
     charge: Charge
     portfolio: Portfolio
     jobs: int = 2
+    executor: Executor | None = None
     progress: Progress | None = None
     unlock: Unlock = read_private
 

@@ -16,10 +16,11 @@ from pydantic import Field
 from dpmerge import __version__
 from dpmerge.certificate.audited import Audited
 from dpmerge.certificate.predicate import NEWEST, Hex256, Target, Version
-from dpmerge.errors import DigestMismatchError
+from dpmerge.errors import DigestMismatchError, InvalidInputError
 from dpmerge.ledger.charge import Charge
 from dpmerge.ledger.identity import identity_of
 from dpmerge.merging.adapter_starts import needed_allowances
+from dpmerge.merging.gaussian_sampler import SAMPLER
 from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.remote.remote_path import location
 from dpmerge.terms.documents import Strict, Text, validated
@@ -29,6 +30,9 @@ from dpmerge.terms.release_terms import ReleaseTerms
 from dpmerge.terms.run_record import RunId
 
 Adapters = Literal["as_trained", "concatenated"]
+
+SAMPLED_BY = "release noise"
+"""The tool, in certificates, that makes release noise."""
 
 
 class ReleaseSettings(Strict):
@@ -81,7 +85,7 @@ class ReleaseSettings(Strict):
             inputs=input_digests(portfolio, terms),
             audit=audit,
             asked=dict(asked),
-            tools={"dpmerge": __version__},
+            tools={"dpmerge": __version__, **({SAMPLED_BY: SAMPLER} if _is_noisy(terms) else {})},
             certificate_version=NEWEST,
             nonce=secrets.token_hex(32),
         )
@@ -115,10 +119,21 @@ class ReleaseSettings(Strict):
             remedy = "bring back the files that were recorded then"
             raise DigestMismatchError(portfolio.path, "checkpoints", None, remedy, problem=problem)
 
+    def require_same_noise(self) -> None:
+        """Refuse to draw noise by another sampler than the certificate is going to name."""
+        if (stated := self.tools.get(SAMPLED_BY, SAMPLER)) != SAMPLER:
+            problem = f"release noise: it was charged to be made by {stated}, and this version makes it by {SAMPLER}"
+            remedy = f"finish it with dpmerge {self.tools.get('dpmerge', 'of then')}"
+            raise InvalidInputError("tools", stated, remedy, problem=problem)
+
     def load_portfolio(self, moved_to: Path | None = None) -> Portfolio:
         """The portfolio it was charged for; weights are read, and checked, when they are merged."""
         place = self.portfolio if moved_to is None or location(self.portfolio).exists() else moved_to
         return Portfolio.load(place, contents=False, allow=self.allow)
+
+
+def _is_noisy(terms: ReleaseTerms) -> bool:
+    return any(each.release_noise > 0 for each in terms.candidates)
 
 
 def input_digests(portfolio: Portfolio, terms: ReleaseTerms) -> dict[str, list[str]]:

@@ -1,0 +1,1 @@
+"""Where independent work is done: threads, processes, Ray, Dask, or any `concurrent.futures.Executor`."""
