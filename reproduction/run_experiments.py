@@ -12,6 +12,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -64,14 +65,15 @@ def run(
     seed: int = 42,
     only: str | None = None,
     tell: Callable[[str], object] = lambda _: None,
+    executor: Executor | None = None,
 ) -> Iterator[Results]:
     """Measure, write down and hand out each experiment in turn; the page about all that are there grows with them.
 
-    With `only`, experiments on several data sets are made on that one alone.
+    With `only`, experiments on several data sets are made on that one alone. Runs are trained where `executor` says.
     """
     wanted = chosen(names, only)
     home = made_folder(folder / FOLDER)
-    store = RunStore(made_folder(home / RUNS), preset, images, seed, tell, only)
+    store = RunStore(made_folder(home / RUNS), preset, images, seed, tell, executor, only)
     with _alone(store.folder):
         for name in wanted:
             results = _written(measured(name, store), home)

@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 
 from dpmerge.auditing import logistic_scenarios
+from dpmerge.auditing.installed_scenarios import installed_scenarios
 from dpmerge.auditing.scenario import AuditScenario, Scenario
 from reproduction.scenarios import (
     averages,
@@ -41,3 +42,9 @@ def scenarios(data: Path | None = None) -> dict[str, AuditScenario]:
     """Those, and the ones of real training; `data` is a folder with MNIST."""
     real = {name: CanaryScenario(name=name, data=data) for name in CANARIES}
     return {**simulated_scenarios(), **real}
+
+
+def all_scenarios(data: Path | None = None) -> dict[str, AuditScenario]:
+    """Those, and what other installed packages offer."""
+    own = scenarios(data)
+    return own | {name: each for name, each in installed_scenarios().items() if name not in own}

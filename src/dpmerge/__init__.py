@@ -1,8 +1,8 @@
 """dpmerge: a model for any privacy level, from the differentially private models you already have.
 
 The verbs of the command line are functions here: `import_models`, `inspect`, `plan`, `feasible_set`, `frontier`,
-`prepare` and `release` (together what `dpmerge merge` does), `verify`, `audit`; `open_executor` is where
-they work; `Ledger` is what was released and what it has cost. The errors they raise are in `dpmerge.errors`.
+`prepare` and `release` (together what `dpmerge merge` does), `verify`, `audit`; `Ledger` is what was released and what
+it has cost. The errors they raise are in `dpmerge.errors`; where work is done, in `dpmerge.executors`.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,6 @@ from dpmerge.errors import DpmergeError
 
 if TYPE_CHECKING:
     from dpmerge.auditing.audit import audit as audit
-    from dpmerge.executors.named_executors import open_executor as open_executor
     from dpmerge.planning.feasible_set import feasible_set as feasible_set
     from dpmerge.planning.frontier import frontier as frontier
     from dpmerge.planning.objectives import Prior as Prior
@@ -47,7 +46,6 @@ _HOMES = {
     "frontier": "dpmerge.planning.frontier",
     "import_models": "dpmerge.portfolio.model_import",
     "inspect": "dpmerge.portfolio.inspection",
-    "open_executor": "dpmerge.executors.named_executors",
     "plan": "dpmerge.planning.planner",
     "prepare": "dpmerge.releasing.prepare",
     "release": "dpmerge.releasing.release",

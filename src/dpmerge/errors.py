@@ -44,6 +44,8 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any, Self
 
+from dpmerge.error_text import printable, shortened, value_shown
+
 
 class DpmergeError(Exception):
     """Base of everything raised on purpose.
@@ -104,8 +106,8 @@ class InvalidInputError(DpmergeError, ValueError):
         self.accepted = accepted
         self.found = found
         self.problem = problem
-        shown = _shown(value) if found is None else found
-        bad_value = f"{_shortened(field)}: got {shown}; accepted: {accepted}"
+        shown = value_shown(value) if found is None else found
+        bad_value = f"{shortened(field)}: got {shown}; accepted: {accepted}"
         super().__init__(bad_value if problem is None else f"{problem}; {accepted}")
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -287,8 +289,8 @@ class EvaluationError(DpmergeError):
         self.recipe = recipe
         self.found = found
         self.accepted = accepted
-        shown = _shortened(" ".join(found.split()))
-        super().__init__(f"evaluation of {_shortened(recipe)}: got {shown}; accepted: {accepted}")
+        shown = shortened(" ".join(found.split()))
+        super().__init__(f"evaluation of {shortened(recipe)}: got {shown}; accepted: {accepted}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.recipe, self.found, self.accepted)
@@ -302,9 +304,9 @@ class WorkersLostError(DpmergeError):
 
     def __init__(self, work: str, attempts: int, found: str) -> None:
         self.work, self.attempts, self.found = work, attempts, found
-        shown = _shortened(" ".join(found.split()))
+        shown = shortened(" ".join(found.split()))
         super().__init__(
-            f"executor: workers died {attempts} times with {_shortened(work)}, or with what ran beside it ({shown}); "
+            f"executor: workers died {attempts} times with {shortened(work)}, or with what ran beside it ({shown}); "
             "have fewer of them on a machine, or more memory"
         )
 
@@ -345,7 +347,7 @@ class TargetOutOfReachError(NoGuaranteeError):
         least = math.nextafter(float(f"{smallest:.6g}") * (1 + 1e-5), math.inf) if math.isfinite(smallest) else smallest
         super().__init__(
             f"no release meets ε = {epsilon:g} at δ = {delta:g}; the smallest is ε = {least:.6g} "
-            f"({_shortened(candidate)}){'; ' + hint if hint else ''}"
+            f"({shortened(candidate)}){'; ' + hint if hint else ''}"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -469,7 +471,7 @@ class CannotWriteError(InvalidInputError, FileSystemError):
         """
         if isinstance(error, CannotWriteError):
             return error
-        problem = f"{_shortened(field)}: {failed} {path}: {_words(error)}"
+        problem = f"{shortened(field)}: {failed} {path}: {_words(error)}"
         return cls(field, str(path), f"needed: {accepted}", problem=problem).said_by(error, path)
 
 
@@ -490,26 +492,3 @@ def _unreadable(error: OSError) -> str:
 
 def _words(error: OSError) -> str:
     return error.strerror or str(error) or type(error).__name__
-
-
-def _shown(value: object) -> str:
-    try:
-        return _shortened(repr(value), 80)
-    except RecursionError:
-        return "a value nested too deeply"
-
-
-def _shortened(text: str, limit: int = 200) -> str:
-    return text if len(text) <= limit else text[: limit - 1] + "…"
-
-
-def printable(text: str) -> str:
-    """Text of strangers as one line that shows every character it has.
-
-    What comes from a file may hold anything: line breaks that begin a line of ours, bytes that a terminal obeys,
-    characters that turn the text round or cannot be seen.
-
-    >>> printable("a\\n✓ signature")
-    'a\\\\n✓ signature'
-    """
-    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

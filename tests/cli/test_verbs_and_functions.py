@@ -21,6 +21,7 @@ from dpmerge.certificate.keys import generate
 from dpmerge.cli import app
 from dpmerge.design.design import design
 from dpmerge.examples import write_example
+from dpmerge.executors import open_executor
 from dpmerge.planning.feasible_set import FeasibleSet
 from dpmerge.portfolio.manifest_check import check_manifest
 from dpmerge.portfolio.manifest_draft import write_manifest
@@ -48,6 +49,8 @@ OPENED = {
     "ledger": (dpm.Ledger.of, "ledger"),
     "insecure_permissions": (dpm.Ledger.of, "insecure_permissions"),
 }
+
+WORKERS = {"workers_per_node": (open_executor, "workers_per_node")}
 
 Parameter = tuple[Callable[..., Any], str]
 
@@ -92,6 +95,8 @@ VERBS = {
             "evaluations": (dpm.PublicEvaluation, "evaluations"),
             "cache": (dpm.PublicEvaluation, "cache"),
             "jobs": (dpm.PublicEvaluation, "executor"),
+            "executor": (dpm.PublicEvaluation, "executor"),
+            **WORKERS,
             "validation_epsilon": (dpm.PrivateValidation, "epsilon"),
             "disjoint": (dpm.PrivateValidation, "disjoint_vouched_by"),
             "records_per_unit": (dpm.PrivateValidation, "records_per_unit"),
@@ -113,7 +118,7 @@ VERBS = {
     "frontier": Verb(
         function=dpm.frontier,
         renamed={"face": "faces", "jobs": "executor"},
-        elsewhere=LOAD,
+        elsewhere={**LOAD, **WORKERS},
         only_command={
             "output": "writes the result as a page: report.page.write_page",
             "figures": "writes the result as figures and tables: report.pictures, report.numbers",
@@ -130,6 +135,7 @@ VERBS = {
             "allow": LOAD["allow"],
             **{name: (dpm.prepare, name) for name in ("epsilon", "delta", "weights", "method", "objective", "theorem")},
             "plan_file": (dpm.prepare, "plan"),
+            **WORKERS,
         },
         only_python={"plan": "what prepare makes of the other options", **PROGRESS, **PASSPHRASE},
     ),
@@ -141,6 +147,7 @@ VERBS = {
     ),
     "audit": Verb(
         function=dpm.audit,
+        elsewhere=WORKERS,
         only_command={
             "picture": "draws the result: report.trade_off",
             "scenario": "plays installed scenarios: auditing.installed_scenarios",
@@ -175,7 +182,9 @@ VERBS = {
         function=dpm.Ledger.approve, elsewhere=OPENED, only_command=CONFIRMED, only_python=PASSPHRASE
     ),
     "ledger deny": Verb(function=dpm.Ledger.deny, elsewhere=OPENED, only_command=CONFIRMED, only_python=PASSPHRASE),
-    "ledger recover": Verb(function=dpm.Ledger.recover, elsewhere=OPENED, only_python={**PROGRESS, **PASSPHRASE}),
+    "ledger recover": Verb(
+        function=dpm.Ledger.recover, elsewhere={**OPENED, **WORKERS}, only_python={**PROGRESS, **PASSPHRASE}
+    ),
     "ledger verify": Verb(function=dpm.Ledger.verify, elsewhere=OPENED),
     "ledger export": Verb(function=dpm.Ledger.export, elsewhere=OPENED),
     "revocations add": Verb(function=revoke, only_python=PASSPHRASE),

@@ -16,7 +16,11 @@ import pytest
 from soak.kills import WANTED, Wanted, loaded, write_models
 from soak.ledger import postgresql
 
+import dpmerge as dpm
 from dpmerge import Portfolio
+from dpmerge.auditing import trials
+from dpmerge.auditing.installed_scenarios import installed_scenarios
+from dpmerge.auditing.scenario import play_together
 from dpmerge.errors import (
     CannotWriteError,
     DigestMismatchError,
@@ -33,7 +37,7 @@ from dpmerge.merging.engine import merge
 from dpmerge.merging.preflight import require_recorded
 from dpmerge.releasing.release import release
 from dpmerge.releasing.verifying import verify
-from evaluation.scored_portfolios import mixtures, quits, total
+from evaluation.scored_portfolios import EXAMPLES, mixtures, quits, total
 from executors.worker_tasks import TotalDyingOnce, dies, dies_first, process_of, refuses, shard_dying_once, square
 from merging.models import checkpoints, model, tensor, tree, write_run
 from merging.test_engine import SHARDINGS, in_shards, merge_three, write_three
@@ -231,6 +235,38 @@ def test_a_changed_byte_is_noticed_by_whoever_reads_it(
     assert not (tmp_path / "away" / shard_tasks.ATTEMPTS).exists()
     with pytest.raises(DigestMismatchError, match="was recorded"):
         require_recorded(checkpoints(tmp_path / "runs"), executor=executor)
+
+
+def test_an_audit_finds_the_same_wherever_its_trials_are_simulated(
+    executor: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = dpm.plan(Portfolio.load(EXAMPLES / "mnist"), dpm.Guarantee(epsilon=0.8, delta=1e-5))
+    here, there = dpm.audit(plan, trials=3000, seed=1), dpm.audit(plan, trials=3000, seed=1, executor=executor)
+    assert there.document() == here.document()
+    monkeypatch.setattr(trials, "BLOCK", 1000)  # here alone: how many are asked for is said with each block
+    several = dpm.audit(plan, trials=3000, seed=1)
+    assert dpm.audit(plan, trials=3000, seed=1, executor=executor).document() == several.document() != here.document()
+
+
+def test_a_scenario_shows_the_same_wherever_it_is_played(executor: Executor) -> None:
+    known = installed_scenarios()
+    chosen = [known["logistic"], known["logistic_without_noise"]]
+    seen: list[tuple[int, int]] = []
+    here = play_together(chosen, trials=1000, confidence=0.95, seed=3)
+    there = play_together(
+        chosen,
+        trials=1000,
+        confidence=0.95,
+        seed=3,
+        executor=executor,
+        known=installed_scenarios,
+        progress=lambda done, of: seen.append((done, of)),
+    )
+    assert [result.name for result in there] == [scenario.name for scenario in chosen]
+    assert [[f.document() for f in each.findings] for each in there] == [
+        [f.document() for f in each.findings] for each in here
+    ]
+    assert seen == [(1, 2), (2, 2)]
 
 
 def test_a_folder_that_the_workers_do_not_share_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

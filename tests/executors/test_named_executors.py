@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-import dpmerge
 from dpmerge.errors import InvalidInputError
-from dpmerge.executors import worker_calls
-from dpmerge.executors.named_executors import is_remote, open_executor
+from dpmerge.executors import open_executor, worker_calls
+from dpmerge.executors.named_executors import is_remote
 from dpmerge.executors.worker_calls import Home, call
 from executors.worker_tasks import process_of, square
 
@@ -70,10 +69,6 @@ def test_a_function_may_make_the_executor() -> None:
     with open_executor("executors.worker_tasks:two_threads") as executor:
         assert isinstance(executor, ThreadPoolExecutor)
         assert executor.submit(square, 3).result() == 9
-
-
-def test_it_is_a_public_function() -> None:
-    assert dpmerge.open_executor is open_executor
 
 
 def test_whose_workers_may_be_elsewhere() -> None:

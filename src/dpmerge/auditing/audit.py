@@ -7,6 +7,7 @@ Refuses: what cannot be simulated, fewer than 100 trials, a plan's file without 
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,6 +33,7 @@ def audit(
     confidence: float = 0.95,
     power: float | None = None,
     seed: int = 0,
+    executor: Executor | None = None,
     tell: Callable[[str], object] = lambda _: None,
 ) -> Finding:
     """Can an attacker show more than is certified?
@@ -47,6 +49,7 @@ def audit(
         confidence: With which the lower bound holds.
         power: Instead of `trials`: as many as show 90 % of a figure that is exact, with this probability.
         seed: Of the simulation.
+        executor: Where trials are simulated, a million at a time; the finding is the same.
         tell: Called with one line about whatever is worth knowing before the attack begins: how long it will take, if
             that is long, and that a certificate states another ε than its terms give.
 
@@ -79,7 +82,13 @@ def audit(
         length = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
         tell(f"{number:,} trials in each world, about {length}")
     finding = audit_release(
-        about.terms, delta=about.delta, trials=number, confidence=confidence, seed=seed, stated=about.stated
+        about.terms,
+        delta=about.delta,
+        trials=number,
+        confidence=confidence,
+        seed=seed,
+        stated=about.stated,
+        executor=executor,
     )
     return replace(finding, subject=name) if name else finding
 

@@ -20,6 +20,7 @@ from dpmerge.auditing.counting_estimator import checked_confidence
 from dpmerge.auditing.findings import Estimate, Interval, Quantity, Roc
 from dpmerge.auditing.gaussian_estimator import gaussian_delta, mixture_epsilon, mu_interval, mu_lower
 from dpmerge.auditing.thresholds import best_threshold, best_threshold_delta, fixed_threshold, fixed_threshold_delta
+from dpmerge.auditing.trials import Elsewhere, played
 from dpmerge.errors import InvalidInputError
 
 FEWEST_TRIALS = 8
@@ -28,7 +29,9 @@ ROC_POINTS = 200
 _PILOT, _COUNTED = 0, 1
 
 
-def estimate_epsilon(attack: Attack, *, delta: float, trials: int, confidence: float, seed: int) -> Estimate:
+def estimate_epsilon(
+    attack: Attack, *, delta: float, trials: int, confidence: float, seed: int, elsewhere: Elsewhere | None = None
+) -> Estimate:
     """A lower bound on ε at δ from `trials` trials in each world; a threshold is fixed on a quarter more."""
     if not 0 < delta < 1:
         raise InvalidInputError("delta", delta, "a number strictly between 0 and 1")
@@ -39,10 +42,12 @@ def estimate_epsilon(attack: Attack, *, delta: float, trials: int, confidence: f
         chosen=partial(best_threshold, delta=delta, confidence=confidence, trials=trials),
         counted=partial(fixed_threshold, delta=delta, confidence=confidence),
     )
-    return _estimate(attack, reading, trials, confidence, seed)
+    return _estimate(attack, reading, trials, confidence, seed, elsewhere)
 
 
-def estimate_delta(attack: Attack, *, epsilon: float, trials: int, confidence: float, seed: int) -> Estimate:
+def estimate_delta(
+    attack: Attack, *, epsilon: float, trials: int, confidence: float, seed: int, elsewhere: Elsewhere | None = None
+) -> Estimate:
     """A lower bound on δ at ε from `trials` trials in each world; a threshold is fixed on a quarter more."""
     if not 0 <= epsilon < np.inf:
         raise InvalidInputError("epsilon", epsilon, "a finite number ≥ 0")
@@ -53,7 +58,7 @@ def estimate_delta(attack: Attack, *, epsilon: float, trials: int, confidence: f
         chosen=partial(best_threshold_delta, epsilon=epsilon, confidence=confidence, trials=trials),
         counted=partial(fixed_threshold_delta, epsilon=epsilon, confidence=confidence),
     )
-    return _estimate(attack, reading, trials, confidence, seed)
+    return _estimate(attack, reading, trials, confidence, seed, elsewhere)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,15 +72,19 @@ class _Reading:
     counted: Callable[[Array, Array, float], float]
 
 
-def _estimate(attack: Attack, reading: _Reading, trials: int, confidence: float, seed: int) -> Estimate:
+def _estimate(
+    attack: Attack, reading: _Reading, trials: int, confidence: float, seed: int, elsewhere: Elsewhere | None
+) -> Estimate:
     _check(trials, confidence, seed)
-    absent, present = _played(attack, trials, seed, _COUNTED)
+    counts = {_COUNTED: trials} if attack.gaussian else {_COUNTED: trials, _PILOT: trials // 4}
+    draws = played(attack, counts, seed, elsewhere)
+    absent, present = draws[_COUNTED]
     mu: Interval | None = None
     if attack.gaussian:
         lows, mu = _distances(attack, absent, present, confidence)
         bound = reading.of_distances(lows)
     else:
-        pilot = _played(attack, trials // 4, seed, _PILOT)
+        pilot = draws[_PILOT]
         bound = reading.counted(absent.scores, present.scores, reading.chosen(pilot[0].scores, pilot[1].scores))
     return Estimate(
         quantity=reading.quantity,
@@ -106,21 +115,6 @@ def _check(trials: int, confidence: float, seed: int) -> None:
         raise InvalidInputError("trials", trials, f"at least {FEWEST_TRIALS}")
     if seed < 0:
         raise InvalidInputError("seed", seed, "an integer ≥ 0")
-
-
-def _played(attack: Attack, trials: int, seed: int, purpose: int) -> tuple[Draws, Draws]:
-    """Scores without the record and with it, each from a stream of its own that no other purpose uses."""
-    # As many words for every stream: a shorter seed would be filled up with zeros, and meet a longer one.
-    words = [seed % 2**32, seed // 2**32]
-    worlds = [
-        attack.play(np.random.default_rng([*words, 2 * purpose + there]), trials, bool(there)) for there in (0, 1)
-    ]
-    for draws in worlds:
-        if draws.scores.shape != (trials,):
-            raise InvalidInputError(
-                "scores", draws.scores.shape, f"{trials}, one a trial", found=f"{draws.scores.shape}"
-            )
-    return worlds[0], worlds[1]
 
 
 def _distances(attack: Attack, absent: Draws, present: Draws, confidence: float) -> tuple[list[float], Interval | None]:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from scipy.optimize import brentq
@@ -36,6 +38,7 @@ from dpmerge.auditing.threat_models import (
     trained,
     trained_output,
 )
+from dpmerge.auditing.trials import Elsewhere
 from dpmerge.auditing.worst_case_lipschitz import even, worst
 from dpmerge.certificate.audited import Audited
 from dpmerge.errors import InvalidInputError, NoGuaranteeError
@@ -48,11 +51,19 @@ MOST_DRAWS = 2 * 10**10
 
 
 def audit_release(
-    terms: ReleaseTerms, *, delta: float, trials: int, confidence: float, seed: int, stated: float | None = None
+    terms: ReleaseTerms,
+    *,
+    delta: float,
+    trials: int,
+    confidence: float,
+    seed: int,
+    stated: float | None = None,
+    executor: Executor | None = None,
 ) -> Finding:
     """What is certified of a release at δ, beside what attacking it has shown.
 
-    `stated` is the ε that a certificate states; by default what follows from the terms.
+    `stated` is the ε that a certificate states; by default what follows from the terms. Trials are simulated where the
+    `executor` says, or here.
     """
     attack = release_attack(terms)
     if trials * attack.draws > MOST_DRAWS:
@@ -70,8 +81,12 @@ def audit_release(
         deltas=terms.delta if follows else None,
     )
 
+    elsewhere = None if executor is None else Elsewhere(executor=executor, attack=partial(release_attack, terms))
+
     def attacked(own: int) -> Estimate:
-        return estimate_epsilon(attack, delta=delta, trials=trials, confidence=confidence, seed=own)
+        return estimate_epsilon(
+            attack, delta=delta, trials=trials, confidence=confidence, seed=own, elsewhere=elsewhere
+        )
 
     return Finding(
         subject=" or ".join(str(candidate.recipe) for candidate in terms.candidates),

@@ -7,7 +7,8 @@ scenarios that are played together hold together with the confidence asked for.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,6 +18,7 @@ from dpmerge.auditing.estimate import estimate_delta, estimate_epsilon
 from dpmerge.auditing.findings import Claim, Estimate, Finding, Quantity
 from dpmerge.auditing.outputs import Part
 from dpmerge.auditing.schedules import Schedule
+from dpmerge.executors.task_runs import run_tasks
 
 DELTA = 1e-5
 
@@ -108,14 +110,36 @@ def play_together(
     confidence: float,
     seed: int,
     progress: Callable[[int, int], object] = lambda *_: None,
+    executor: Executor | None = None,
+    known: Callable[[], Mapping[str, AuditScenario]] | None = None,
 ) -> list[ScenarioResult]:
-    """Each in turn, with bounds that hold together with this confidence."""
+    """Each in turn, or where the executor says, with bounds that hold together with this confidence.
+
+    Scenarios hold functions that do not travel: another process finds them by name in what `known` gives there.
+    """
     each = simultaneous(confidence, len(scenarios))
+    if executor is not None and known is not None:
+        found: dict[str, ScenarioResult] = {}
+
+        def enter(name: str, result: ScenarioResult, late: bool) -> None:
+            found[name] = result
+            if not late:
+                progress(len(found), len(scenarios))
+
+        calls = {scenario.name: (known, scenario.name, trials, each, seed) for scenario in scenarios}
+        run_tasks(executor, _play_named, calls, enter, named=lambda name: f"the scenario {name}")
+        return [found[scenario.name] for scenario in scenarios]
     results = []
     for place, scenario in enumerate(scenarios):
         progress(place, len(scenarios))
         results.append(scenario.play(trials=trials, confidence=each, seed=seed))
     return results
+
+
+def _play_named(
+    known: Callable[[], Mapping[str, AuditScenario]], name: str, trials: int | None, confidence: float, seed: int
+) -> ScenarioResult:
+    return known()[name].play(trials=trials, confidence=confidence, seed=seed)
 
 
 def simultaneous(confidence: float, count: int) -> float:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from dpmerge.cli.options import require_writable
+from dpmerge.cli.options import EXECUTOR, WORKERS_PER_NODE, opened_executor, require_writable
 from dpmerge.cli.terminal import AsJson, one_line_errors, print_json, say, wide_console
 from dpmerge.errors import InvalidInputError
 
@@ -49,6 +50,8 @@ def audit(
     ] = None,
     seed: SEED = 0,
     picture: PICTURE = None,
+    executor: EXECUTOR = None,
+    workers_per_node: WORKERS_PER_NODE = None,
     as_json: AsJson = False,
 ) -> None:
     """Can an attacker show more than is certified?
@@ -80,11 +83,22 @@ def audit(
             from dpmerge.auditing.installed_scenarios import installed_scenarios
             from dpmerge.cli.scenarios import audit_scenarios
 
-            known = installed_scenarios()
-            right = audit_scenarios(scenario, known, trials, confidence, seed, picture, as_json, elsewhere=ELSEWHERE)
+            right = audit_scenarios(
+                scenario,
+                installed_scenarios,
+                trials,
+                confidence,
+                seed,
+                picture,
+                as_json,
+                elsewhere=ELSEWHERE,
+                executor=executor,
+                workers_per_node=workers_per_node,
+            )
         else:
             assert subject is not None
-            right = _release(subject, portfolio, trials, confidence, power, seed, picture, as_json)
+            with opened_executor(executor, workers_per_node) as workers:
+                right = _release(subject, portfolio, trials, confidence, power, seed, picture, workers, as_json)
     if not right:
         raise typer.Exit(1)
 
@@ -107,6 +121,7 @@ def _release(
     power: float | None,
     seed: int,
     picture: Path | None,
+    executor: Executor | None,
     as_json: bool,
 ) -> bool:
     """Whether the attack leaves a plan or a release standing."""
@@ -119,6 +134,7 @@ def _release(
         confidence=confidence,
         power=power,
         seed=seed,
+        executor=executor,
         tell=lambda line: say(f"note: {line}", err=True),
     )
     if picture is not None:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dpmerge.errors import CannotWriteError, InvalidInputError, printable
+from dpmerge.error_text import printable
+from dpmerge.errors import CannotWriteError, InvalidInputError
 from dpmerge.remote.remote_path import is_url
 
 if TYPE_CHECKING:

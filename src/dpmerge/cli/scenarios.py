@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from rich.table import Table
@@ -13,6 +13,7 @@ from dpmerge.auditing.installed_scenarios import chosen_scenarios
 from dpmerge.auditing.scenario import AuditScenario, ScenarioResult, play_together, simultaneous
 from dpmerge.cli.audit import SCHEMA
 from dpmerge.cli.finding_table import claims_table, print_claims
+from dpmerge.cli.options import opened_executor
 from dpmerge.cli.terminal import print_json, wide_console
 from dpmerge.errors import InvalidInputError
 from dpmerge.evaluation.evaluation_progress import show_progress
@@ -21,7 +22,7 @@ from dpmerge.report.trade_off import roc_rows, write_roc
 
 def audit_scenarios(
     asked: Sequence[str],
-    known: Mapping[str, AuditScenario],
+    offered: Callable[[], Mapping[str, AuditScenario]],
     trials: int | None,
     confidence: float,
     seed: int,
@@ -29,17 +30,28 @@ def audit_scenarios(
     as_json: bool,
     *,
     elsewhere: str = "",
+    executor: str | None = None,
+    workers_per_node: int | None = None,
 ) -> bool:
     """Attack the scenarios asked for and print what was found; whether everything came out as theory says."""
     require_settings(trials, confidence, seed)
+    known = offered()
     chosen = chosen_scenarios([name for name in asked if name != "list"], known, elsewhere=elsewhere)
     if picture is not None and (len(chosen) != 1 or "list" in asked):
         raise InvalidInputError("picture", str(picture), "one scenario, for there is one picture of each")
     if "list" in asked:
         _print_list(known, as_json)
         return True
-    with show_progress(None, "scenarios") as progress:
-        results = play_together(chosen, trials=trials, confidence=confidence, seed=seed, progress=progress)
+    with opened_executor(executor, workers_per_node) as workers, show_progress(None, "scenarios") as progress:
+        results = play_together(
+            chosen,
+            trials=trials,
+            confidence=confidence,
+            seed=seed,
+            progress=progress,
+            executor=workers,
+            known=offered,
+        )
     if picture is not None:
         write_roc(results[0].findings, picture)
     if as_json:

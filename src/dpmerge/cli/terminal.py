@@ -16,14 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dpmerge.errors import (
-    ApprovalNeededError,
-    DeltaOutOfReachError,
-    DpmergeError,
-    NoGuaranteeError,
-    is_charged,
-    printable,
-)
+from dpmerge.error_text import printable
+from dpmerge.errors import ApprovalNeededError, DeltaOutOfReachError, DpmergeError, NoGuaranteeError, is_charged
 
 if TYPE_CHECKING:
     from dpmerge.console import PlainConsole

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from dpmerge.errors import InvalidInputError, printable
+from dpmerge.error_text import printable
+from dpmerge.errors import InvalidInputError
 from dpmerge.planning.analysis import Panel
 from dpmerge.report import wording
 from dpmerge.report.axes import Axis
