@@ -69,6 +69,7 @@ soak: $(INSTALLED)  ## a million broken inputs, three hundred killed releases, c
 	$(BIN)/python -m soak.ledger
 	$(BIN)/python -m soak.kills
 	$(BIN)/python -m soak.remote_kills
+	$(BIN)/python -m soak.lost_workers
 	$(BIN)/python -m fuzz
 
 reproduce: $(INSTALLED)  ## every experiment again, into docs: some four hours on two cores, and it can be interrupted

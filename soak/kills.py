@@ -67,14 +67,14 @@ LOOSE = Guarantee(epsilon=50.0, delta=DELTA)
 # Portfolios and what is wanted of them
 
 
-def write_models(home: Path, values: int = 4_000, *, tensors: int = 8, seed: int = 0) -> Path:
+def write_models(home: Path, values: int = 4_000, *, tensors: int = 8, seed: int = 0, files: int = 1) -> Path:
     """Three full-batch runs of smooth models, two checkpoints each: each tensor has so many float32 values."""
     for place, (name, sigma) in enumerate(SIGMAS.items()):
         folder = home / name
         folder.mkdir(parents=True)
         saved = []
         for step in STEPS:
-            saved.append(write_checkpoint(folder, step, random_model([seed, place, step], values, tensors)))
+            saved.append(write_checkpoint(folder, step, random_model([seed, place, step], values, tensors), files))
         (folder / "config.json").write_text(json.dumps({"of": "a soak"}))
         (folder / "privacy.json").write_text(
             json.dumps({**_document(name, place, sigma, tensors), "checkpoints": saved})
@@ -116,23 +116,33 @@ def random_model(seed: Sequence[int], values: int, tensors: int = 8) -> dict[str
     return {f"layer-{n}": chance.standard_normal(values, np.float32) for n in range(tensors)}
 
 
-def write_checkpoint(folder: Path, step: int, model: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
-    """Save a model, and return its entry in the manifest."""
+def write_checkpoint(
+    folder: Path, step: int, model: Mapping[str, np.ndarray[Any, Any]], files: int = 1
+) -> dict[str, Any]:
+    """Save a model in so many files, and return its entry in the manifest."""
+    names = list(model)
+    written: list[Path] = []
+    for place in range(files):
+        shard = "" if files == 1 else f"-{place + 1:05}-of-{files:05}"
+        written.append(folder / f"step-{step}{shard}.safetensors")
+        _write_file(written[-1], {name: model[name] for name in names[place::files]})
+    digests = {name: hashlib.sha256(values.tobytes()).hexdigest() for name, values in model.items()}
+    slots = [slot for file in written for slot in read_header(file)]
+    return {
+        "step": step,
+        "files": [{"name": file.name, "sha256": hashlib.sha256(file.read_bytes()).hexdigest()} for file in written],
+        "weights": weights_digest((s.name, s.dtype, s.shape, digests[s.name]) for s in slots),
+    }
+
+
+def _write_file(file: Path, model: Mapping[str, np.ndarray[Any, Any]]) -> None:
     header, data = {}, b"".join(values.tobytes() for values in model.values())
     start = 0
     for name, values in model.items():
         header[name] = {"dtype": "F32", "shape": [values.size], "data_offsets": [start, start + values.nbytes]}
         start += values.nbytes
     text = json.dumps(header).encode()
-    content = struct.pack("<Q", len(text)) + text + data
-    file = folder / f"step-{step}.safetensors"
-    file.write_bytes(content)
-    digests = {name: hashlib.sha256(values.tobytes()).hexdigest() for name, values in model.items()}
-    return {
-        "step": step,
-        "files": [{"name": file.name, "sha256": hashlib.sha256(content).hexdigest()}],
-        "weights": weights_digest((s.name, s.dtype, s.shape, digests[s.name]) for s in read_header(file)),
-    }
+    file.write_bytes(struct.pack("<Q", len(text)) + text + data)
 
 
 def linked(home: Path, to: Path) -> Path:

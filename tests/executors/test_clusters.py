@@ -9,8 +9,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-
-from executors.clusters import cluster
+from soak.clusters import cluster
 
 CHECKS = Path(__file__).with_name("cluster_checks.py")
 

@@ -1,4 +1,4 @@
-"""Real clusters on this machine, each in a process of its own: Ray with two nodes, Dask with two workers.
+"""Real clusters on this machine, each in a process of its own, for tests and the soak: two nodes, two workers.
 
 `python clusters.py ray|dask` prints by which variables it is found, and ends when its standard input does.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ def cluster(kind: str) -> Iterator[dict[str, str]]:
 def _started(kind: str, stack: ExitStack) -> dict[str, str] | None:
     """None if it did not start: on a busy machine Ray's own parts wait too short a time for each other."""
     quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-    process = subprocess.Popen(
+    process = subprocess.Popen(  # noqa: S603
         [sys.executable, Path(__file__), kind],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -58,9 +59,13 @@ def _found(**variables: str) -> None:
 def _ray() -> None:
     from ray.cluster_utils import Cluster
 
-    both = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    head = {"num_cpus": 1, "include_dashboard": False, "ray_client_server_port": port}
+    both = Cluster(initialize_head=True, head_node_args=head)
     both.add_node(num_cpus=1)
-    _found(EXECUTOR="ray", RAY_ADDRESS=both.address)
+    _found(EXECUTOR="ray", RAY_ADDRESS=both.address, RAY_CLIENT=f"ray://127.0.0.1:{port}")
     both.shutdown()
 
 
