@@ -7,7 +7,6 @@ DPMERGE_BENCH_FAST=1 takes small models, to see that it works.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -27,6 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dpmerge.merging.layout import index_of, output_file
+from dpmerge.portfolio.file_digests import FileHash
 from dpmerge.portfolio.tensors import TensorEntry
 from portfolio.portfolios import manifest, write_json
 
@@ -249,7 +249,7 @@ def _generate(folder: Path, seed: int) -> None:
     (folder / index[0]).write_bytes(index[1])
     listed = []
     for file in files:
-        digest = hashlib.sha256(file.header)
+        digest = FileHash(file.header)
         with (folder / file.name).open("wb") as written:
             written.write(file.header)
             for slot in file.slots:
@@ -258,7 +258,8 @@ def _generate(folder: Path, seed: int) -> None:
                     piece = values[at : at + min(2**23, slot.end - start) // 2].tobytes()
                     written.write(piece)
                     digest.update(piece)
-        listed.append({"name": file.name, "sha256": digest.hexdigest()})
+        found = digest.digests()
+        listed.append({"name": file.name, "sha256": found.sha256, **({"blake3": found.blake3} if found.blake3 else {})})
     (folder / "config.json").write_text(json.dumps(_config()))
     document = manifest(folder.name, tensors=None, initial_weights=None)
     write_json(folder / "privacy.json", {**document, "checkpoints": [{"step": 4, "files": listed}]})

@@ -122,7 +122,18 @@ def test_optional_lines_of_a_template_are_yaml_when_uncommented(tmp_path: Path, 
 @pytest.mark.parametrize("kind", TEMPLATE_KINDS)
 def test_a_template_names_every_field_a_person_can_state(kind: str) -> None:
     computed = {"start_sample", "every", "values", "initial_weights", "initial", "frozen_weights", "stream", "weights"}
-    elsewhere = {"metrics", "name", "sha256", "finished", "tools", "amended", "assumed", "learning_rate", "source"}
+    elsewhere = {
+        "metrics",
+        "name",
+        "sha256",
+        "blake3",
+        "finished",
+        "tools",
+        "amended",
+        "assumed",
+        "learning_rate",
+        "source",
+    }
     text = manifest_template(kind)
     elsewhere |= {"order", "secret", "batch_size", "fixed_steps"}  # the recorder's word alone
     trained = {"stopping", "schedule", "record_losses"}

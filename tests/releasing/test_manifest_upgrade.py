@@ -59,6 +59,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 def lacks_nothing(said: Any, kept: Any) -> bool:
     if isinstance(said, dict):
         return all(name in kept and lacks_nothing(value, kept[name]) for name, value in said.items())
+    if isinstance(said, list):
+        return len(said) == len(kept) and all(map(lacks_nothing, said, kept))
     return bool(said == kept)
 
 
@@ -74,6 +76,8 @@ def test_an_upgrade_adds_the_stated_fields_by_name_and_changes_nothing_else(fres
         assert new["amended"] == [{"by": "Ann", "fields": [*DECIDED, "tensors.tied"]}]
         added = set(new) - set(json.loads(old))
         assert added == {*DECIDED, "amended"}
+        files = [file for saved in new["checkpoints"] for file in saved["files"]]
+        assert {name for file in files for name in file} == {"name", "sha256", "blake3"}
     assert [run.id for run in Portfolio.load(fresh).runs] == list("abcde")
 
 

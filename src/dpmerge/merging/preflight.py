@@ -97,7 +97,7 @@ def require_recorded(checkpoints: Iterable[SavedCheckpoint], jobs: int = 2) -> N
     def check(each: tuple[SavedCheckpoint, Path]) -> None:
         checkpoint, path = each
         slots = read_header(path) if is_weights(path) else ()
-        require_digest(checkpoint, path, read_contents(path, slots, each=False).sha256)
+        require_digest(checkpoint, path, read_contents(path, slots, each=False).file)
 
     with ThreadPoolExecutor(jobs, thread_name_prefix="hash") as pool:
         list(pool.map(check, files))
