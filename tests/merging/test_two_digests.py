@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -134,6 +135,21 @@ def test_a_changed_byte_is_refused_by_either_digest(
     flip(runs / "b" / FILE)
     kind = "blake3" if by == "blake3" else "sha256"
     with pytest.raises(DigestMismatchError, match=f"b/privacy.json: {kind} of {FILE}: .* was recorded; put back"):
+        merged(runs, tmp_path / "out")
+
+
+@pytest.mark.parametrize("weights", [True, False], ids=["by tensors", "read once more"])
+def test_tensors_in_another_order_are_compared_too(runs: Path, tmp_path: Path, weights: bool) -> None:
+    """A file that cannot be hashed as it is merged: by SHA-256 of its tensors, or by itself and as any other."""
+    shutil.rmtree(runs / "b")
+    other = {"v": tensor("BF16", (7,), 1), "w": tensor("F32", (300,), 1)}
+    write_run(runs, "b", {FILE: other}, weights=weights)
+    record(runs / "b", blake3=blake3((runs / "b" / FILE).read_bytes()).hexdigest())
+    merged(runs, tmp_path / "first")
+    assert [taken(each) for each in checkpoints(runs)] == [{"blake3"}, {"sha256", "blake3"} if weights else {"blake3"}]
+    merged(runs, tmp_path / "second")
+    flip(runs / "b" / FILE)
+    with pytest.raises(DigestMismatchError, match="weights of b@4" if weights else f"blake3 of {FILE}"):
         merged(runs, tmp_path / "out")
 
 
