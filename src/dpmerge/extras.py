@@ -1,5 +1,6 @@
 """Packages that only some of dpmerge needs, installed as extras: `notebook`, `report`, `torch`, `lightning`,
-`huggingface`, `postgres`, `timestamps`, `remote`, `ray`, `dask`.
+`huggingface`, `postgres`, `timestamps`, `remote`, `ray`, `dask`; and `blake3`, which nothing needs and merges are
+faster with.
 
 Guarantees: whatever is missing, the error is one line that names the package, and the extra that brings it.
 Refuses: to go on without it.
@@ -14,7 +15,17 @@ from typing import Literal
 from dpmerge.errors import MissingExtraError
 
 Extra = Literal[
-    "notebook", "report", "torch", "lightning", "huggingface", "postgres", "timestamps", "remote", "ray", "dask"
+    "notebook",
+    "report",
+    "torch",
+    "lightning",
+    "huggingface",
+    "postgres",
+    "timestamps",
+    "remote",
+    "ray",
+    "dask",
+    "blake3",
 ]
 
 

@@ -171,17 +171,22 @@ def _of_the_system(error: OSError | ValueError) -> OSError:
 def file_digest(file: Path, size: int | None = None) -> str:
     """SHA-256 of a file, which must have `size` bytes where that is known; an OSError if it has not."""
     found = hashlib.sha256()
+    feed_file(file, found.update, size)
+    return found.hexdigest()
+
+
+def feed_file(file: Path, update: Callable[[bytes], None], size: int | None = None) -> None:
+    """Every byte of a file, which must have `size` where that is known, to a digest; an OSError if it has not."""
     with open_regular(file) as stream:
         left = size_of(stream)
         if size is not None and left != size:
             raise OSError(errno.EFBIG, f"{left:,} bytes where {size:,} were certified", str(file))
         while left and (piece := stream.read(min(left, _PIECE))):
-            found.update(piece)
+            update(piece)
             left -= len(piece)
         if left or stream.read(1):
             raise OSError(errno.ESTALE, "changed while it was read", str(file))
         require_one_version(stream)
-    return found.hexdigest()
 
 
 def sync_folder(folder: Path) -> None:

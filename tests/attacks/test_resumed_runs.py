@@ -336,5 +336,9 @@ def test_later_weights_passed_off_as_an_earlier_average_are_found(tmp_path: Path
         Portfolio.load(folder)
     first["files"][0]["sha256"], first["weights"] = last["files"][0]["sha256"], last["weights"]
     (folder / "privacy.json").write_text(json.dumps(kept))
+    with pytest.raises(DigestMismatchError, match="digests of two files"):
+        Portfolio.load(folder)
+    first["files"][0]["blake3"] = last["files"][0]["blake3"]
+    (folder / "privacy.json").write_text(json.dumps(kept))
     with pytest.raises(NotIndependentError, match="run@3 has the same"):
         Portfolio.load(folder)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from blake3 import blake3
 from safetensors.numpy import save_file
 from typer.testing import CliRunner, Result
 
@@ -111,6 +114,22 @@ def test_a_template_filled_with_its_examples_passes_and_is_written(tmp_path: Pat
     assert Portfolio.load(tmp_path).saved("partner@1").weights is not None
 
 
+@pytest.mark.parametrize("installed", [True, False])
+def test_files_are_written_down_by_every_digest_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: bool
+) -> None:
+    save_file({"w": np.ones(3, dtype=np.float32)}, tmp_path / "model.safetensors")
+    if not installed:
+        monkeypatch.setitem(sys.modules, "blake3", None)
+    assert written(tmp_path, PAIR + KEPT).exit_code == 0
+    content = (tmp_path / "model.safetensors").read_bytes()
+    digests = {"sha256": hashlib.sha256(content).hexdigest(), "blake3": blake3(content).hexdigest()}
+    [saved] = json.loads((tmp_path / "privacy.json").read_text())["checkpoints"]
+    assert saved["files"] == [
+        {"name": "model.safetensors", **(digests if installed else {"sha256": digests["sha256"]})}
+    ]
+
+
 @pytest.mark.parametrize("kind", TEMPLATE_KINDS)
 def test_optional_lines_of_a_template_are_yaml_when_uncommented(tmp_path: Path, kind: str) -> None:
     """Each is known; they do not all fit together, so it is their names that must be right."""
@@ -122,7 +141,18 @@ def test_optional_lines_of_a_template_are_yaml_when_uncommented(tmp_path: Path, 
 @pytest.mark.parametrize("kind", TEMPLATE_KINDS)
 def test_a_template_names_every_field_a_person_can_state(kind: str) -> None:
     computed = {"start_sample", "every", "values", "initial_weights", "initial", "frozen_weights", "stream", "weights"}
-    elsewhere = {"metrics", "name", "sha256", "finished", "tools", "amended", "assumed", "learning_rate", "source"}
+    elsewhere = {
+        "metrics",
+        "name",
+        "sha256",
+        "blake3",
+        "finished",
+        "tools",
+        "amended",
+        "assumed",
+        "learning_rate",
+        "source",
+    }
     text = manifest_template(kind)
     elsewhere |= {"order", "secret", "batch_size", "fixed_steps"}  # the recorder's word alone
     trained = {"stopping", "schedule", "record_losses"}

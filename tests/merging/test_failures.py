@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from dpmerge.errors import (
 from dpmerge.merging import checkpoint_input, writing
 from dpmerge.merging.engine import merge
 from dpmerge.merging.staging import StagedFolder
+from dpmerge.portfolio.file_digests import FileDigests, FileHash
 from dpmerge.portfolio.recorded_runs import SavedCheckpoint
 from merging.models import Tensor, bits_of, checkpoints, model, stored, tensor, write_run, write_tensors
 
@@ -293,8 +294,8 @@ def test_a_file_that_is_exchanged_between_hashing_and_reading(tmp_path: Path, mo
     file = saved[1].files[0]
     digest = checkpoint_input.file_digest
 
-    def exchanged(path: Path) -> tuple[str, tuple[int, int, int]]:
-        found = digest(path)
+    def exchanged(path: Path, into: FileHash) -> tuple[FileDigests, Hashable]:
+        found = digest(path, into)
         if path == file:
             other = path.with_name("other")
             other.write_bytes(path.read_bytes())

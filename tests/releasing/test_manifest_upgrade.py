@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
+import sys
 from base64 import b64decode
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from blake3 import blake3
 from safetensors.numpy import save_file
 from typer.testing import CliRunner, Result
 
@@ -59,6 +62,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 def lacks_nothing(said: Any, kept: Any) -> bool:
     if isinstance(said, dict):
         return all(name in kept and lacks_nothing(value, kept[name]) for name, value in said.items())
+    if isinstance(said, list):
+        return len(said) == len(kept) and all(map(lacks_nothing, said, kept))
     return bool(said == kept)
 
 
@@ -74,6 +79,8 @@ def test_an_upgrade_adds_the_stated_fields_by_name_and_changes_nothing_else(fres
         assert new["amended"] == [{"by": "Ann", "fields": [*DECIDED, "tensors.tied"]}]
         added = set(new) - set(json.loads(old))
         assert added == {*DECIDED, "amended"}
+        files = [file for saved in new["checkpoints"] for file in saved["files"]]
+        assert {name for file in files for name in file} == {"name", "sha256", "blake3"}
     assert [run.id for run in Portfolio.load(fresh).runs] == list("abcde")
 
 
@@ -120,6 +127,95 @@ def test_an_upgrade_without_values_adds_only_what_the_weights_show(fresh: Path) 
     assert done["added"] == {"tensors.tied": []}
     assert done["unstated"] == ["stopping", "schedule", "record_losses"]
     assert Manifest.read(fresh / "a" / "privacy.json").statement.recorded_by.who is None
+
+
+# BLAKE3
+
+
+def blake3_recorded(run: Path) -> list[str | None]:
+    return [file.blake3 for _, file in Manifest.read(run / "privacy.json").files()]
+
+
+def test_blake3_is_computed_beside_the_recorded_sha256_and_nobody_vouches_for_it(fresh: Path) -> None:
+    assert upgraded(fresh, *SET).exit_code == 0
+    file = fresh / "a" / "privacy.json"
+    wanted = [blake3((fresh / "a" / each.name).read_bytes()).hexdigest() for _, each in Manifest.read(file).files()]
+    assert blake3_recorded(fresh / "a") == wanted
+    document = json.loads(file.read_text())
+    del document["checkpoints"][0]["files"][0]["blake3"]
+    file.write_text(json.dumps(document))
+    result = json.loads(upgraded(fresh, *SET, "--json").stdout)["manifests"]
+    assert [(each["blake3"], each["added"], each["vouched_by"]) for each in result] == [
+        (1, {}, None),
+        *[(0, {}, None)] * 4,
+    ]
+    assert json.loads(file.read_text())["amended"] == document["amended"]
+    assert blake3_recorded(fresh / "a") == wanted
+
+
+def test_averages_get_their_blake3_too(fresh: Path) -> None:
+    file = fresh / "a" / "privacy.json"
+    document = json.loads(file.read_text())
+    last = document["checkpoints"][-1]
+    (fresh / "a" / "average.safetensors").write_bytes(content := (fresh / "b" / last["files"][0]["name"]).read_bytes())
+    recorded = [{"name": "average.safetensors", "sha256": hashlib.sha256(content).hexdigest()}]
+    last["averages"] = [{"name": "average", "files": recorded, "vouched_by": "Ann"}]
+    file.write_text(json.dumps(document))
+    [done] = upgrade_manifests([fresh / "a"], vouched_by="Ann")
+    assert done.hashed == len(blake3_recorded(fresh / "a")) == 1 + len(document["checkpoints"])
+    assert blake3_recorded(fresh / "a")[-1] == blake3(content).hexdigest()
+    assert "added blake3 of" in str(done)
+
+
+def test_without_the_package_an_upgrade_is_what_it_was(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "blake3", None)
+    assert upgraded(fresh, *SET).exit_code == 0
+    assert not any(blake3_recorded(fresh / "a"))
+    before = contents(fresh)
+    assert upgraded(fresh, *SET).stdout.count("left as it is") == 5
+    assert contents(fresh) == before
+
+
+def test_no_blake3_is_added_to_changed_weights(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as hidden:
+        hidden.setitem(sys.modules, "blake3", None)
+        assert upgraded(fresh, *SET).exit_code == 0
+    before = contents(fresh)
+    file = fresh / "a" / "step-4.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"\0")
+    result = upgraded(fresh, *SET)
+    assert result.exit_code == 2
+    assert "checkpoints[1].files[0].sha256" in result.stderr
+    assert contents(fresh) == before
+
+
+def test_fields_are_added_where_weights_are_not_there(fresh: Path) -> None:
+    assert upgraded(fresh, *SET[:2]).exit_code == 0
+    for run in fresh.glob("?"):
+        document = json.loads((run / "privacy.json").read_text())
+        del document["checkpoints"][0]["files"][0]["blake3"]
+        (run / "privacy.json").write_text(json.dumps(document))
+        (run / document["checkpoints"][-1]["files"][0]["name"]).unlink()
+    result = upgraded(fresh, *SET)
+    assert result.exit_code == 0, result.output
+    assert blake3_recorded(fresh / "a")[0] is None
+
+
+@pytest.mark.parametrize("release", ["unsigned", "drawn", "signed"])
+def test_a_certificate_of_0_1_is_verified_by_both_digests(home: Path, release: str) -> None:
+    assert upgraded(home / "full-batch").exit_code == 0
+    assert all(blake3_recorded(home / "full-batch" / "a"))
+    verify = ("verify", home / "releases" / release, "--portfolio", home / "full-batch")
+    assert ran(*verify).exit_code == 0
+    for file in (home / "full-batch").glob("?/privacy.json"):
+        document = json.loads(file.read_text())
+        for saved in document["checkpoints"]:
+            saved["files"][0]["blake3"] = "0" * 64
+        file.write_text(json.dumps(document))
+    result = ran(*verify)
+    assert result.exit_code == 1
+    assert "digests of two files" in " ".join(result.stdout.split())
+    assert ".safetensors is not the file" in " ".join(result.stdout.split())
 
 
 # Runs that a ledger knows

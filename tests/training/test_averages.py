@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from blake3 import blake3
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -22,6 +25,7 @@ from dpmerge.errors import (
 )
 from dpmerge.planning.stated_weights import stated_weights
 from dpmerge.portfolio import Portfolio
+from dpmerge.portfolio.manifest import MANIFEST_NAME, Manifest
 from dpmerge.training import Ancestry, ChangedWeightsWarning
 from training.loops import QUIET, Private, mlp, private, recorded, refused_at_once, started
 from training.resuming import counted, document, gaussian_mu, killed_run, rebuilt
@@ -60,6 +64,22 @@ def test_the_exponential_average_is_of_the_weights_of_every_step(tmp_path: Path)
         assert all(torch.allclose(kept[n].double(), expected[n], rtol=1e-5, atol=1e-7) for n in kept)
         iterate = load_file(tmp_path / f"step-{step}.safetensors")
         assert all(torch.equal(iterate[n], states[step - 1][n]) for n in iterate)
+
+
+def test_checkpoints_and_averages_are_recorded_by_both_digests(tmp_path: Path) -> None:
+    trained(tmp_path, 2)
+    files = [file for _, file in Manifest.read(tmp_path / MANIFEST_NAME).files()]
+    assert [file.name for file in files] == ["step-2.safetensors", "step-2.ema.safetensors"]
+    for file in files:
+        content = (tmp_path / file.name).read_bytes()
+        assert (file.sha256, file.blake3) == (hashlib.sha256(content).hexdigest(), blake3(content).hexdigest())
+
+
+def test_without_the_package_the_record_is_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "blake3", None)
+    trained(tmp_path, 2)
+    assert "blake3" not in (tmp_path / MANIFEST_NAME).read_text()
+    assert [run.id for run in Portfolio.load(tmp_path).runs] == ["run", "run.ema-2"]
 
 
 def test_an_average_is_a_model_of_a_portfolio_at_the_cost_of_its_prefix(tmp_path: Path) -> None:

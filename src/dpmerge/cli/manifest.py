@@ -124,7 +124,8 @@ def upgrade(
     Nothing that was stated is changed, and a manifest that lacks nothing stays as it is, byte for byte. A run that a
     ledger has charged keeps its statement: the ledger and the certificates made from it hold it to that. Only
     `tensors.tied` is added to it, which is no part of the statement. Without `--set` only what the weights show is
-    added: that no two trained tensors are one weight.
+    added: that no two trained tensors are one weight. With the extra `blake3` installed, files also get their BLAKE3,
+    read together with the SHA-256 that was recorded.
 
     Example: `dpmerge manifest upgrade models --vouched-by Ann --set stopping=fixed --set schedule=fixed`
     """

@@ -8,7 +8,6 @@ Refuses, naming it: settings under which that sum is not what the adapters do, o
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Sequence
@@ -27,6 +26,7 @@ from dpmerge.merging.config_files import ADAPTER_CONFIG, small_file
 from dpmerge.merging.layout import file_names, output_file
 from dpmerge.merging.weight_files import header_within
 from dpmerge.merging.writing import WrittenFile, write_small
+from dpmerge.portfolio.file_digests import FileHash
 from dpmerge.portfolio.recorded_runs import Run, SavedCheckpoint
 from dpmerge.portfolio.tensors import SIZES, TensorEntry
 from dpmerge.terms.documents import strict_json
@@ -138,7 +138,7 @@ class _Adapter:
             raise InvalidInputError(f"files of {checkpoint.name}", None, remedy, problem=problem)
         path = checkpoint.files[0]
         content = read_bytes(path, LARGEST_ADAPTER, "a readable safetensors file")
-        require_digest(checkpoint, path, hashlib.sha256(content).hexdigest())
+        require_digest(checkpoint, path, FileHash(content).digests())
         header = header_within(path, content)
         require_known(checkpoint, path, header)
         self.metadata = header.metadata

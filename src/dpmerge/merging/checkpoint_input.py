@@ -1,7 +1,8 @@
 """The checkpoints a merge reads: their files, opened when they are needed and not believed until they are closed.
 
-Guarantees: what was read has the digest the manifest gives (of the whole file where it is read in order, else of the
-checkpoint's tensors), and comes from a file with the header the portfolio knew.
+Guarantees: what was read has the SHA-256 the manifest gives (of the whole file where it is read in order, else of the
+checkpoint's tensors), and comes from a file with the header the portfolio knew. BLAKE3 alone is taken only where this
+user has seen the two together (`digest_pairs`); where the manifest gives both and that was not seen, both are.
 Refuses: files that have another header or digest than was recorded.
 """
 
@@ -23,6 +24,8 @@ from dpmerge.merging.weight_files import (
     read_exactly,
     require_unchanged,
 )
+from dpmerge.portfolio.digest_pairs import remember_pair, seen_together
+from dpmerge.portfolio.file_digests import FileDigests, FileHash, mismatch
 from dpmerge.portfolio.recorded_runs import SavedCheckpoint, is_weights
 from dpmerge.portfolio.tensors import weights_digest
 
@@ -34,7 +37,7 @@ class TensorSource:
 
     def __init__(self, checkpoint: SavedCheckpoint, path: Path, *, whole: bool) -> None:
         self.path = path
-        self.whole: OrderedHash | None = OrderedHash() if whole else None
+        self.whole: OrderedHash | None = OrderedHash(into=input_hash(checkpoint, path)) if whole else None
         self.unread = sum(slot.end - slot.start for file, slot in checkpoint.tensors.values() if file == path)
         self._checkpoint = checkpoint
         self._file: OpenFile | None = None
@@ -72,7 +75,7 @@ class TensorSource:
         finally:
             file.close()
         if self.whole is not None:
-            require_digest(self._checkpoint, self.path, self.whole.hexdigest())
+            require_digest(self._checkpoint, self.path, self.whole.digests())
 
     def close(self) -> None:
         if self._file is not None:
@@ -94,7 +97,7 @@ class CheckpointInput:
         if hashing:
             alone = checkpoint.files if not in_order and not self._by_tensor else set(checkpoint.files) - set(paths)
             for path in alone:
-                digest, before = file_digest(path)
+                digest, before = file_digest(path, input_hash(checkpoint, path))
                 require_digest(checkpoint, path, digest)
                 if path in self.sources:
                     self.sources[path].hashed = before
@@ -153,10 +156,16 @@ def require_known(checkpoint: SavedCheckpoint, path: Path, header: Header) -> No
         raise CheckpointError(path, "header", None, PUT_BACK, problem=problem)
 
 
-def require_digest(checkpoint: SavedCheckpoint, path: Path, found: str) -> None:
+def input_hash(checkpoint: SavedCheckpoint, path: Path) -> FileHash:
+    """What a file is to be hashed with, to be compared with what was recorded: as little as says as much."""
+    known = checkpoint.digests_of(path)
+    return FileHash(sha256=not seen_together(known), blake3=known.blake3 is not None)
+
+
+def require_digest(checkpoint: SavedCheckpoint, path: Path, found: FileDigests) -> None:
     """A file is the one that was recorded."""
-    recorded = checkpoint.file_digests[checkpoint.files.index(path)]
-    if found != recorded:
-        field = f"sha256 of {path.name}"
-        problem = f"{field}: the file has the digest {found}, and {recorded} was recorded"
-        raise DigestMismatchError(checkpoint.manifest_file, field, recorded, PUT_BACK, problem=problem)
+    if (wrong := mismatch(found, checkpoint.digests_of(path))) is not None:
+        field = f"{wrong.kind} of {path.name}"
+        problem = f"{field}: the file {wrong.words}"
+        raise DigestMismatchError(checkpoint.manifest_file, field, None, wrong.remedy or PUT_BACK, problem=problem)
+    remember_pair(found)

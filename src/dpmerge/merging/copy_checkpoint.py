@@ -8,7 +8,6 @@ Refuses: files that are not what was recorded, change while they are read, or ho
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
 import secrets
 import threading
@@ -29,6 +28,7 @@ from dpmerge.merging.layout import PLAIN_METADATA, OutputFile, file_names, index
 from dpmerge.merging.shard_tasks import ATTEMPTS, WrittenShard, by_workers
 from dpmerge.merging.weight_files import file_header, header_of, opened, read_exactly, require_unchanged
 from dpmerge.merging.writing import WrittenFile, allocate, create, write_all, write_small
+from dpmerge.portfolio.file_digests import FileHash
 from dpmerge.portfolio.recorded_runs import SavedCheckpoint, is_weights
 from dpmerge.portfolio.tensors import TensorEntry
 
@@ -150,7 +150,7 @@ def _copied(
             read_from = opened(to) if shared else source
             if not shared:
                 allocate(to, copied, size)
-            digest, buffer = hashlib.sha256(), np.zeros(_PIECE, np.uint8)
+            digest, buffer = FileHash(), np.zeros(_PIECE, np.uint8)
             try:
                 for slot, start, length in _pieces(len(header.content), header.slots):
                     if stopped.is_set():
@@ -172,9 +172,10 @@ def _copied(
             os.close(copied)
     finally:
         source.close()
+    digests = digest.digests()
     if not stopped.is_set():
-        require_digest(checkpoint, path, digest.hexdigest())
-    return WrittenFile(file.name, digest.hexdigest(), size)
+        require_digest(checkpoint, path, digests)
+    return WrittenFile(file.name, str(digests.sha256), size)
 
 
 def _pieces(header: int, slots: tuple[TensorEntry, ...]) -> Iterator[tuple[TensorEntry | None, int, int]]:

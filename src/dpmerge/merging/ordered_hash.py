@@ -6,9 +6,10 @@ one thread hashes a piece of one file another can hash a piece of another.
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Iterable
+
+from dpmerge.portfolio.file_digests import FileDigests, FileHash
 
 
 class HashStoppedError(Exception):
@@ -16,10 +17,14 @@ class HashStoppedError(Exception):
 
 
 class OrderedHash:
-    """One digest, fed in order. Tickets are drawn by one thread at a time; each must be used."""
+    """One file's digests, SHA-256 unless told otherwise, fed in order.
 
-    def __init__(self, start: bytes = b"") -> None:
-        self._digest = hashlib.sha256(start)
+    Tickets are drawn by one thread at a time; each must be used.
+    """
+
+    def __init__(self, start: bytes = b"", *, into: FileHash | None = None) -> None:
+        self._digest = FileHash(blake3=False) if into is None else into
+        self._digest.update(start)
         self._drawn = 0
         self._turn = 0
         self._stopped = False
@@ -48,8 +53,14 @@ class OrderedHash:
             self._stopped = True
             self._turned.notify_all()
 
+    def digests(self) -> FileDigests:
+        return self._digest.digests()
+
     def hexdigest(self) -> str:
-        return self._digest.hexdigest()
+        """SHA-256, where it was asked for."""
+        found = self._digest.digests().sha256
+        assert found is not None, "somebody who wants it takes it"
+        return found
 
 
 def stop_all(hashes: Iterable[OrderedHash]) -> None:

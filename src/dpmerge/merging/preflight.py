@@ -101,4 +101,4 @@ def require_recorded(checkpoints: Iterable[SavedCheckpoint], jobs: int = 2, exec
 
 def _require_file(checkpoint: SavedCheckpoint, path: Path) -> None:
     slots = read_header(path) if is_weights(path) else ()
-    require_digest(checkpoint, path, read_contents(path, slots, each=False).sha256)
+    require_digest(checkpoint, path, read_contents(path, slots, each=False).file)

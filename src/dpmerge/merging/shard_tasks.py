@@ -25,6 +25,7 @@ from dpmerge.merging.byte_progress import ByteCount, Progressed
 from dpmerge.merging.checkpoint_input import (
     CheckpointInput,
     TensorSource,
+    input_hash,
     reads_in_order,
     require_digest,
     require_weights,
@@ -236,7 +237,7 @@ def _read_alone(
 
 
 def _compared_alone(checkpoint: SavedCheckpoint, path: Path) -> Hashable:
-    digest, before = file_digest(path)
+    digest, before = file_digest(path, input_hash(checkpoint, path))
     require_digest(checkpoint, path, digest)
     return before
 

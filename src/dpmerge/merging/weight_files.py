@@ -6,13 +6,13 @@ Refuses: files that cannot be read, end early, have no safetensors header, or ch
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from pathlib import Path
 
 from dpmerge.errors import CheckpointError, UnreadableCheckpointError
 from dpmerge.files import OpenFile
+from dpmerge.portfolio.file_digests import FileDigests, FileHash
 from dpmerge.portfolio.tensors import LARGEST_HEADER, TensorEntry, parse_header
 from dpmerge.terms.documents import strict_json
 
@@ -92,9 +92,9 @@ def file_header(path: Path) -> Header:
         file.close()
 
 
-def file_digest(path: Path) -> tuple[str, Hashable]:
-    """The digest of a file, read on its own, and by what a change of it is recognised."""
-    digest, buffer = hashlib.sha256(), bytearray(_PIECE)
+def file_digest(path: Path, digest: FileHash) -> tuple[FileDigests, Hashable]:
+    """The digests of a file, read on its own, and by what a change of it is recognised."""
+    buffer = bytearray(_PIECE)
     file = opened(path)
     try:
         before, size = file.identity, file.size
@@ -105,7 +105,7 @@ def file_digest(path: Path) -> tuple[str, Hashable]:
         require_unchanged(file, before)
     finally:
         file.close()
-    return digest.hexdigest(), before
+    return digest.digests(), before
 
 
 def _unreadable(path: Path, error: OSError) -> CheckpointError:

@@ -2,7 +2,7 @@
 
 Guarantees: what is recalled was read of a file that had the same version id or strong ETag (or device, inode, size and
 times) before and after; kept for its owner alone, for digests of unreleased weights are releases. Nothing that is
-charged or certified rests on it: what is merged is hashed again, every time.
+charged or certified rests on it: what is merged is hashed again, every time (by which digest: `digest_pairs`).
 Refuses: to remember files on disk that are small, or so new that a change might not show in their times.
 """
 
@@ -22,6 +22,8 @@ import numpy as np
 
 from dpmerge.errors import DpmergeError
 from dpmerge.files import read_bytes
+from dpmerge.portfolio.digest_pairs import remember_pair
+from dpmerge.portfolio.file_digests import FileDigests
 from dpmerge.portfolio.run_files import write_atomically
 from dpmerge.portfolio.samples import Sample
 from dpmerge.portfolio.tensors import Contents, TensorEntry, read_contents
@@ -44,6 +46,7 @@ def contents_of(path: Path, slots: Sequence[TensorEntry], *, rehash: bool = Fals
     if not rehash and before is not None and (known := _recalled(before, slots)) is not None:
         return known
     found = read_contents(path, slots)
+    remember_pair(found.file)
     if before is not None and _key(path) == before:
         _remember(before, found)
     return found
@@ -83,7 +86,8 @@ def _recalled(key: str, slots: Sequence[TensorEntry]) -> Contents | None:
         if stored["schema"] != SCHEMA or stored["key"] != key or set(stored["tensors"]) != {s.name for s in slots}:
             return None
         samples = {name: Sample(1, _values(text)) for name, text in stored["samples"].items()}
-        return Contents(str(stored["sha256"]), dict(stored["tensors"]), samples, recalled=True)
+        file = FileDigests(sha256=str(stored["sha256"]), blake3=stored.get("blake3"))
+        return Contents(file, dict(stored["tensors"]), samples, recalled=True)
     except (DpmergeError, KeyError, TypeError, ValueError, AttributeError):
         return None
 
@@ -94,6 +98,7 @@ def _remember(key: str, found: Contents) -> None:
         "schema": SCHEMA,
         "key": key,
         "sha256": found.sha256,
+        "blake3": found.file.blake3,
         "tensors": found.tensors,
         "samples": {
             name: base64.b64encode(sample.values.astype("<f4").tobytes()).decode()

@@ -133,6 +133,11 @@ class Manifest(Strict):
                 raise InvalidInputError("tensors", repeated, "each tensor once, trained or frozen")
         return self
 
+    def files(self) -> Iterator[tuple[str, File]]:
+        """All files of all checkpoints, averages included, and what an error calls each."""
+        for place, saved in enumerate(self.checkpoints):
+            yield from _files(place, saved)
+
     @property
     def streams(self) -> list[NoiseRecord]:
         """The noise of each stretch of the run."""
@@ -276,9 +281,8 @@ class Manifest(Strict):
             manifest = validated(cls, strict_json(text, "manifest"), "manifest")
         except InvalidInputError as error:
             raise error if isinstance(error, PortfolioError) else ManifestError.of(file, error) from None
-        for place, saved in enumerate(manifest.checkpoints):
-            for field, listed in _files(place, saved):
-                require_plain_path(file, f"{field}.name", listed.name)
+        for field, listed in manifest.files():
+            require_plain_path(file, f"{field}.name", listed.name)
         return manifest
 
     @classmethod

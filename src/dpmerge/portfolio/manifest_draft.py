@@ -11,12 +11,12 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Iterator
-from hashlib import sha256
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from dpmerge.errors import InvalidInputError, ManifestError, UnsafePathError
 from dpmerge.files import read_bytes
+from dpmerge.portfolio.file_digests import FileDigests, FileHash
 from dpmerge.portfolio.manifest import MANIFEST_NAME, Manifest
 from dpmerge.portfolio.manifest_template import OPTIMIZER_RATE, OPTIMIZER_RATE_ACCEPTED
 from dpmerge.portfolio.recorded_runs import INDEX_SUFFIX, is_weights
@@ -220,13 +220,18 @@ def recorded_files(names: list[str], folder: Path) -> Document:
     for part in [part for name in names for part in _with_shards(name, folder)]:
         path = _located(part, folder)
         if not is_weights(path):
-            files.append({"name": part, "sha256": sha256(read_bytes(path)).hexdigest()})
+            files.append(_recorded(part, FileHash(read_bytes(path)).digests()))
             continue
         slots = read_header(path)
         contents = read_contents(path, slots)
-        files.append({"name": part, "sha256": contents.sha256})
+        files.append(_recorded(part, contents.file))
         tensors += [(slot.name, slot.dtype, slot.shape, contents.tensors[slot.name]) for slot in slots]
     return {"files": files, "weights": weights_digest(tensors)}
+
+
+def _recorded(name: str, found: FileDigests) -> Document:
+    digests = {"sha256": found.sha256, "blake3": found.blake3}
+    return {"name": name, **{kind: digest for kind, digest in digests.items() if digest is not None}}
 
 
 def _with_shards(name: str, folder: Path) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import Field, model_validator
 
 from dpmerge.errors import InvalidInputError
+from dpmerge.portfolio.file_digests import FileDigests
 from dpmerge.terms.documents import AnyText, Strict, Text
 from dpmerge.terms.resumption import Resumption
 from dpmerge.terms.run_record import NOISE_SOURCE, NoiseSource
@@ -96,6 +97,13 @@ class File(Strict):
 
     name: AnyText = Field(description="a relative path inside the run's folder")
     sha256: Sha256 = Field(description="64 hexadecimal digits")
+    blake3: Sha256 | None = Field(
+        default=None, description="64 hexadecimal digits: BLAKE3 of the same bytes, which is faster to compare"
+    )
+
+    @property
+    def digests(self) -> FileDigests:
+        return FileDigests(sha256=self.sha256, blake3=self.blake3)
 
 
 class Metric(Strict):

@@ -21,6 +21,7 @@ from dpmerge.errors import (
     TensorMismatchError,
 )
 from dpmerge.portfolio.digest_memory import contents_of
+from dpmerge.portfolio.file_digests import FileDigests
 from dpmerge.portfolio.manifest import MANIFEST_NAME, Manifest, Metric
 from dpmerge.portfolio.samples import Sample
 from dpmerge.portfolio.tensors import TensorEntry, read_samples, weights_digest
@@ -38,13 +39,14 @@ class SavedCheckpoint:
     run: str
     step: int
     files: tuple[Path, ...]
-    file_digests: tuple[str, ...]  # as recorded
+    file_digests: tuple[str, ...]  # SHA-256, as recorded
     tensors: dict[str, tuple[Path, TensorEntry]]
     metrics: tuple[Metric, ...]
     digests: dict[str, str] | None  # of each tensor; None where contents were not read
     recorded_weights: str | None
     manifest_file: Path
     samples: dict[str, Sample] = field(default_factory=dict)  # of tensors of floats; none if contents were not read
+    blake3: tuple[str | None, ...] = ()  # of each file as recorded, or as read together with its recorded digest
     recalled: bool = False  # whether digests and samples are from an earlier pass over the same files
 
     @property
@@ -58,6 +60,11 @@ class SavedCheckpoint:
         if self.digests is None:
             return self.recorded_weights
         return weights_digest((n, s.dtype, s.shape, self.digests[n]) for n, (_, s) in self.tensors.items())
+
+    def digests_of(self, path: Path) -> FileDigests:
+        """What is known of one of its files."""
+        place = self.files.index(path)
+        return FileDigests(sha256=self.file_digests[place], blake3=self.blake3[place] if self.blake3 else None)
 
     def metric(self, name: str) -> float:
         """A metric measured on public data: the only kind that may be planned by."""

@@ -18,6 +18,7 @@ from dpmerge.errors import CheckpointError, DigestMismatchError, TensorMismatchE
 from dpmerge.files import is_file, read_bytes
 from dpmerge.portfolio.averages import averages_of
 from dpmerge.portfolio.digest_memory import contents_of, recalled_contents
+from dpmerge.portfolio.file_digests import mismatch
 from dpmerge.portfolio.manifest import MANIFEST_NAME, Manifest, SavedAs
 from dpmerge.portfolio.recorded_runs import INDEX_SUFFIX, RecordedRun, SavedCheckpoint, has_moved, is_weights
 from dpmerge.portfolio.run_files import inside
@@ -84,12 +85,11 @@ def _require_digests(
     """Every file is the one that was recorded."""
     for place, saved in enumerate(manifest.checkpoints):
         for position, (file, path) in enumerate(zip(saved.files, located[place], strict=True)):
-            actual = found[path].sha256
-            if actual != file.sha256:
-                field = f"checkpoints[{place}].files[{position}].sha256"
-                problem = f"{field}: {file.name} has the digest {actual}, and {file.sha256} was recorded"
-                remedy = "put back the file that was recorded, or record the run as one of its own"
-                raise DigestMismatchError(manifest_file, field, file.sha256, remedy, problem=problem)
+            if (wrong := mismatch(found[path].file, file.digests)) is not None:
+                field = f"checkpoints[{place}].files[{position}].{wrong.kind}"
+                problem = f"{field}: {file.name} {wrong.words}"
+                remedy = wrong.remedy or "put back the file that was recorded, or record the run as one of its own"
+                raise DigestMismatchError(manifest_file, field, getattr(file, wrong.kind), remedy, problem=problem)
 
 
 def _checkpoint(
@@ -111,6 +111,9 @@ def _checkpoint(
         metrics=tuple(saved.metrics),
         digests={name: d for each in read for name, d in each.tensors.items()} if found is not None else None,
         samples={name: sample for each in read for name, sample in each.samples.items()},
+        blake3=tuple(
+            file.blake3 or (found[p].file.blake3 if found else None) for p, file in zip(paths, saved.files, strict=True)
+        ),
         recorded_weights=saved.weights,
         manifest_file=manifest_file,
         recalled=any(each.recalled for each in read),

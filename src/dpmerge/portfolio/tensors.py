@@ -26,6 +26,7 @@ from dpmerge.errors import (
     UnreadableCheckpointError,
 )
 from dpmerge.files import LARGEST_DOCUMENT, open_regular, require_one_version
+from dpmerge.portfolio.file_digests import FileDigests, FileHash
 from dpmerge.portfolio.samples import Array, Sample, places, single
 from dpmerge.safetensors_header import LARGEST_HEADER, SIZES, TensorEntry, parse_header, read_header, refuse_pickle
 
@@ -62,17 +63,22 @@ _PIECE = 2**22
 
 @dataclass(frozen=True)
 class Contents:
-    """What one pass over a file found: its digest and each tensor's, and of floats some values."""
+    """What one pass over a file found: its digests and each tensor's, and of floats some values."""
 
-    sha256: str
+    file: FileDigests
     tensors: dict[str, str]
     samples: dict[str, Sample] = field(compare=False, default_factory=dict)
     recalled: bool = field(compare=False, default=False)  # from an earlier pass (`digest_memory`)
 
+    @property
+    def sha256(self) -> str:
+        assert self.file.sha256 is not None, "every pass takes it"
+        return self.file.sha256
+
 
 def read_contents(path: Path, slots: Iterable[TensorEntry], *, each: bool = True) -> Contents:
-    """One pass over the file: its digest, each tensor's digest and sample (if `each`), no value that is not finite."""
-    whole = hashlib.sha256()
+    """One pass over the file: its digests, each tensor's digest and sample (if `each`), no value that is not finite."""
+    whole = FileHash()
     digests: dict[str, str] = {}
     samples: dict[str, Sample] = {}
     position = 0
@@ -90,10 +96,12 @@ def read_contents(path: Path, slots: Iterable[TensorEntry], *, each: bool = True
         raise UnreadableCheckpointError.from_os(error, path=path) from None
     if rest and digests:
         raise _changed(path)
-    return Contents(whole.hexdigest(), digests if each else {}, samples)
+    return Contents(whole.digests(), digests if each else {}, samples)
 
 
-def _read_tensor(path: Path, file: BinaryIO, slot: TensorEntry, whole: Any, each: bool) -> tuple[str, Sample | None]:
+def _read_tensor(
+    path: Path, file: BinaryIO, slot: TensorEntry, whole: FileHash, each: bool
+) -> tuple[str, Sample | None]:
     digest = hashlib.sha256()
     left = slot.end - slot.start
     wanted = places(math.prod(slot.shape)) if each and slot.dtype in _EXPONENTS else None

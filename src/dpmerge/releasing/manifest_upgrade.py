@@ -3,7 +3,8 @@
 Guarantees: nothing that was stated is changed or taken away; every field that is added names who vouches for it; all
 manifests are checked before the first is written, each is replaced as one operation, and one that lacks nothing stays
 as it is, byte for byte. A run that a ledger has charged keeps its statement, which the ledger and the commitments of
-its certificates hold it to.
+its certificates hold it to. With the extra `blake3`, files get the BLAKE3 of bytes that had the recorded SHA-256 in the
+same pass; nobody has to vouch for that.
 Refuses: other values for what is stated, fields no manifest of these can have, "checked" (only the recorder checks),
 ties that the weights contradict, a change to a run that is, or may be, in a ledger.
 """
@@ -24,7 +25,8 @@ from dpmerge.portfolio.manifest import MANIFEST_NAME, Manifest, write_atomically
 from dpmerge.portfolio.manifest_parts import Amendment, LaterField
 from dpmerge.portfolio.portfolio_file import read_listing, run_folders
 from dpmerge.portfolio.recorded_runs import SavedCheckpoint
-from dpmerge.portfolio.run_reading import read_run, require_tied
+from dpmerge.portfolio.run_reading import read_runs, require_tied
+from dpmerge.releasing.added_blake3 import add_blake3, can_add_blake3
 from dpmerge.releasing.charged_statements import require_statement_free
 from dpmerge.terms.documents import problems, strict_json
 from dpmerge.terms.one_shot_schema import GaussianReleaseFacts
@@ -42,14 +44,17 @@ class UpgradedManifest:
     run: str
     vouched_by: str
     added: Mapping[str, Any]
-    """Field → value; empty where the manifest was left as it is."""
+    """Field → value; empty where nothing was stated."""
+    hashed: int = 0
+    """Files whose BLAKE3 was added."""
     unstated: tuple[str, ...]
     """Fields it could state, and still does not."""
 
     def __str__(self) -> str:
-        done = f"added {', '.join(self.added)}, vouched for by {self.vouched_by}" if self.added else "left as it is"
+        done = [f"added {', '.join(self.added)}, vouched for by {self.vouched_by}"] if self.added else []
+        done += [f"added blake3 of {self.hashed} file{'s' * (self.hashed > 1)}, as read"] if self.hashed else []
         rest = f"; not stated: {', '.join(self.unstated)} (--set FIELD=VALUE)" if self.unstated else ""
-        return f"{self.path}: {done}{rest}"
+        return f"{self.path}: {'; '.join(done) or 'left as it is'}{rest}"
 
     def document(self) -> dict[str, Any]:
         """As the JSON that `--json` prints."""
@@ -58,6 +63,7 @@ class UpgradedManifest:
             "run": self.run,
             "vouched_by": self.vouched_by if self.added else None,
             "added": dict(self.added),
+            "blake3": self.hashed,
             "unstated": list(self.unstated),
         }
 
@@ -71,6 +77,7 @@ class _Change:
     after: Manifest
     content: bytes
     added: dict[str, Any]
+    hashed: int
 
 
 def upgrade_manifests(
@@ -125,7 +132,7 @@ def upgrade_manifests(
                 change.path, change.before, change.after, ledger=ledger, insecure_permissions=insecure_permissions
             )
     for change in changes:
-        if change.added:
+        if change.added or change.hashed:
             write_atomically(change.path, change.content)
     return [
         UpgradedManifest(
@@ -133,6 +140,7 @@ def upgrade_manifests(
             run=change.after.run,
             vouched_by=vouched_by,
             added=change.added,
+            hashed=change.hashed,
             unstated=tuple(f for f in _possible(change.after) if f in _EXPECTED and _stated(change.after, f) is None),
         )
         for change in changes
@@ -217,19 +225,23 @@ def _change(path: Path, vouched_by: str, values: Mapping[str, Any]) -> _Change:
             remedy = "leave it out: an upgrade adds to a manifest and changes nothing in it"
             raise ManifestError(path, field, value, remedy, problem=problem)
     unsaid = before.tensors is not None and before.tensors.tied is None
-    checkpoints = read_run(path.parent, reading="every byte").checkpoints if unsaid else ()
+    unhashed = can_add_blake3(before, path.parent)
+    runs = list(read_runs(path.parent, reading="every byte")) if unsaid or unhashed else []
+    checkpoints = runs[0].checkpoints if runs else ()
     if before.tensors is not None and unsaid and _untied(before.tensors.trained, checkpoints):
         added.setdefault("tensors.tied", [])
-    if not added:
-        return _Change(path, before, before, content, {})
-    document = _with(strict_json(content, "manifest"), added, vouched_by)
+    document = strict_json(content, "manifest")
+    hashed = add_blake3(document, runs)
+    if not added and not hashed:
+        return _Change(path, before, before, content, {}, 0)
+    document = _with(document, added, vouched_by) if added else document
     text = (json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
     after = Manifest.parse(text, path)
     if "ancestry.independent_of" in added and before.run in (after.ancestry.independent_of or ()):
         raise ManifestError(path, "ancestry.independent_of", before.run, "other runs than this one")
     for checkpoint in checkpoints:
         require_tied(after, checkpoint)
-    return _Change(path, before, after, text, added)
+    return _Change(path, before, after, text, added, hashed)
 
 
 def _with(document: dict[str, Any], added: Mapping[str, Any], vouched_by: str) -> dict[str, Any]:

@@ -15,7 +15,9 @@ from dpmerge.certificate.dsse import Certificate
 from dpmerge.certificate.output_files import require_plausible
 from dpmerge.certificate.predicate import Predicate
 from dpmerge.errors import InvalidInputError
-from dpmerge.files import file_digest, file_size
+from dpmerge.files import feed_file, file_size
+from dpmerge.portfolio.digest_pairs import remember_pair
+from dpmerge.portfolio.file_digests import FileHash, mismatch
 from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.portfolio.recorded_runs import SavedCheckpoint
 from dpmerge.portfolio.trained_tensors import differently_trained
@@ -80,12 +82,16 @@ def _commitments(declared: Predicate, portfolio: Portfolio, salt: bytes) -> Chec
 
 
 def _changed(saved: SavedCheckpoint) -> Iterator[str]:
-    """Files of a checkpoint that are no longer what was recorded, and committed to."""
-    for file, recorded in zip(saved.files, saved.file_digests, strict=True):
+    """Files of a checkpoint that are no longer what was recorded, and committed to, by every digest there is."""
+    for file in saved.files:
+        digest, recorded = FileHash(), saved.digests_of(file)
         try:
             require_plausible(file, file_size(file))
-            same = file_digest(file) == recorded
+            feed_file(file, digest.update)
         except OSError:
-            same = False
-        if not same:
             yield f"{saved.name}: {file.name} is not the file that was recorded"
+            continue
+        if (wrong := mismatch(found := digest.digests(), recorded)) is not None:
+            yield f"{saved.name}: {file.name} is not the file that was recorded: it {wrong.words}"
+        else:
+            remember_pair(found)

@@ -156,7 +156,9 @@ class ModelTensors:
         for place in dict.fromkeys([file.parent, folder]):
             sync_folder(place)
         digest = weights_digest((s.name, s.dtype, s.shape, contents.tensors[s.name]) for s in slots)
-        return SavedAs(step=step, files=[File(name=name, sha256=contents.sha256)], weights=digest)
+        return SavedAs(
+            step=step, files=[File(name=name, sha256=contents.sha256, blake3=contents.file.blake3)], weights=digest
+        )
 
     def _kept(self) -> list[str]:
         return self._in_file
