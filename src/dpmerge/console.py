@@ -16,7 +16,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from dpmerge.error_text import printable
+from dpmerge.errors import printable
 
 
 class PlainConsole(Console):

@@ -44,8 +44,6 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any, Self
 
-from dpmerge.error_text import printable, shortened, value_shown
-
 
 class DpmergeError(Exception):
     """Base of everything raised on purpose.
@@ -106,8 +104,8 @@ class InvalidInputError(DpmergeError, ValueError):
         self.accepted = accepted
         self.found = found
         self.problem = problem
-        shown = value_shown(value) if found is None else found
-        bad_value = f"{shortened(field)}: got {shown}; accepted: {accepted}"
+        shown = _shown(value) if found is None else found
+        bad_value = f"{_shortened(field)}: got {shown}; accepted: {accepted}"
         super().__init__(bad_value if problem is None else f"{problem}; {accepted}")
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -286,11 +284,8 @@ class EvaluationError(DpmergeError):
     """
 
     def __init__(self, recipe: str, found: str, accepted: str = "a finite number") -> None:
-        self.recipe = recipe
-        self.found = found
-        self.accepted = accepted
-        shown = shortened(" ".join(found.split()))
-        super().__init__(f"evaluation of {shortened(recipe)}: got {shown}; accepted: {accepted}")
+        self.recipe, self.found, self.accepted = recipe, found, accepted
+        super().__init__(f"evaluation of {_shortened(recipe)}: got {_one_line(found)}; accepted: {accepted}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.recipe, self.found, self.accepted)
@@ -304,11 +299,8 @@ class WorkersLostError(DpmergeError):
 
     def __init__(self, work: str, attempts: int, found: str) -> None:
         self.work, self.attempts, self.found = work, attempts, found
-        shown = shortened(" ".join(found.split()))
-        super().__init__(
-            f"executor: workers died {attempts} times with {shortened(work)}, or with what ran beside it ({shown}); "
-            "have fewer of them on a machine, or more memory"
-        )
+        lost = f"executor: workers died {attempts} times with {_shortened(work)}, or with what ran beside it"
+        super().__init__(f"{lost} ({_one_line(found)}); have fewer of them on a machine, or more memory")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.work, self.attempts, self.found)
@@ -328,8 +320,7 @@ class DeltaOutOfReachError(NoGuaranteeError):
     """
 
     def __init__(self, delta: float, floor: float) -> None:
-        self.delta = delta
-        self.floor = floor
+        self.delta, self.floor = delta, floor
         super().__init__(
             f"delta: got {delta:g}; accepted: at least {floor:.3g} where subsampled steps are composed "
             "numerically (below that, rounding errors could make the result too small)"
@@ -347,7 +338,7 @@ class TargetOutOfReachError(NoGuaranteeError):
         least = math.nextafter(float(f"{smallest:.6g}") * (1 + 1e-5), math.inf) if math.isfinite(smallest) else smallest
         super().__init__(
             f"no release meets ε = {epsilon:g} at δ = {delta:g}; the smallest is ε = {least:.6g} "
-            f"({shortened(candidate)}){'; ' + hint if hint else ''}"
+            f"({_shortened(candidate)}){'; ' + hint if hint else ''}"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -471,19 +462,8 @@ class CannotWriteError(InvalidInputError, FileSystemError):
         """
         if isinstance(error, CannotWriteError):
             return error
-        problem = f"{shortened(field)}: {failed} {path}: {_words(error)}"
+        problem = f"{_shortened(field)}: {failed} {path}: {_words(error)}"
         return cls(field, str(path), f"needed: {accepted}", problem=problem).said_by(error, path)
-
-
-def note_charge(error: BaseException, words: str) -> None:
-    """Add to an error, whatever it is, that a release stays charged."""
-    error.add_note(words)
-    error.__dict__["charged"] = True
-
-
-def is_charged(error: BaseException) -> bool:
-    """Whether a release stays charged although this was raised."""
-    return "charged" in error.__dict__
 
 
 def _unreadable(error: OSError) -> str:
@@ -492,3 +472,30 @@ def _unreadable(error: OSError) -> str:
 
 def _words(error: OSError) -> str:
     return error.strerror or str(error) or type(error).__name__
+
+
+def _shown(value: object) -> str:
+    try:
+        return _shortened(repr(value), 80)
+    except RecursionError:
+        return "a value nested too deeply"
+
+
+def _shortened(text: str, limit: int = 200) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _one_line(text: str) -> str:
+    return _shortened(" ".join(text.split()))
+
+
+def printable(text: str) -> str:
+    """Text of strangers as one line that shows every character it has.
+
+    What comes from a file may hold anything: line breaks that begin a line of ours, bytes that a terminal obeys,
+    characters that turn the text round or cannot be seen.
+
+    >>> printable("a\\n✓ signature")
+    'a\\\\n✓ signature'
+    """
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

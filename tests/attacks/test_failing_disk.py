@@ -26,12 +26,13 @@ from attacks.failing_system import CALLS, failing
 from attacks.faults import must_notice
 from attacks.places import WEIGHTS, charges, forget, place, ran, within
 from dpmerge.cli import terminal
-from dpmerge.errors import CannotWriteError, NoGuaranteeError, RunsLockedError, is_charged
+from dpmerge.errors import CannotWriteError, NoGuaranteeError, RunsLockedError
 from dpmerge.ledger import head_checkpoint as witnessing
 from dpmerge.ledger.ledger import Ledger
 from dpmerge.merging import staging
 from dpmerge.releasing import charge_notes, output_lock, publish, recover
 from dpmerge.releasing import release as releasing
+from dpmerge.releasing.charge_notes import is_charged
 from dpmerge.releasing.ledger_location import LEDGER_NAME
 from dpmerge.releasing.release import release
 from releasing.faults import NOTE, pending

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from dpmerge import notebook
 from dpmerge.auditing.attacks import Array
 from dpmerge.auditing.printed_figures import SYMBOLS, above, below
-from dpmerge.error_text import printable
+from dpmerge.errors import printable
 
 Verdict = Literal["violated", "tight", "consistent"]
 Quantity = Literal["epsilon", "delta"]

@@ -12,7 +12,7 @@ from typing import Any
 
 from dpmerge.certificate.dsse import Certificate
 from dpmerge.certificate.predicate import Predicate
-from dpmerge.error_text import printable
+from dpmerge.errors import printable
 
 _PIECE = 2**20
 _SHOWN = ("guarantee", "proved", "theorem", "choice", "tuning", "final", "caveats")

@@ -22,7 +22,7 @@ from dpmerge.cli.options import (
     opened_ledger,
 )
 from dpmerge.cli.terminal import WAITING, AsJson, bytes_shown, one_line_errors, print_json, say, wide_console
-from dpmerge.error_text import printable
+from dpmerge.errors import printable
 
 if TYPE_CHECKING:
     from dpmerge.ledger.budget_report import BudgetReport

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dpmerge.error_text import printable
-from dpmerge.errors import CannotWriteError, InvalidInputError
+from dpmerge.errors import CannotWriteError, InvalidInputError, printable
 from dpmerge.remote.remote_path import is_url
 
 if TYPE_CHECKING:

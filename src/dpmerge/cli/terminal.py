@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dpmerge.error_text import printable
-from dpmerge.errors import ApprovalNeededError, DeltaOutOfReachError, DpmergeError, NoGuaranteeError, is_charged
+from dpmerge.errors import ApprovalNeededError, DeltaOutOfReachError, DpmergeError, NoGuaranteeError, printable
+from dpmerge.releasing.charge_notes import is_charged
 
 if TYPE_CHECKING:
     from dpmerge.console import PlainConsole

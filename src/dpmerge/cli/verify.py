@@ -11,8 +11,7 @@ import typer
 
 from dpmerge.cli.options import INSECURE, LEDGER, PASSPHRASE, require_jobs
 from dpmerge.cli.terminal import AsJson, one_line_errors, print_json, say, wide_console
-from dpmerge.error_text import printable
-from dpmerge.errors import InvalidInputError
+from dpmerge.errors import InvalidInputError, printable
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -15,7 +15,7 @@ import numpy as np
 
 from dpmerge import notebook
 from dpmerge.accounting.validation import Array
-from dpmerge.error_text import printable
+from dpmerge.errors import printable
 from dpmerge.evaluation import score_cache
 
 Accounting = Literal["pld", "rdp"]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dpmerge.errors import CannotWriteError, DpmergeError, note_charge
+from dpmerge.errors import CannotWriteError, DpmergeError
 
 
 @contextmanager
@@ -37,3 +37,14 @@ def cannot_go_on(out: Path, error: OSError) -> CannotWriteError:
     accepted = "files and folders that can be read and written"
     path = out if error.filename is None else error.filename
     return CannotWriteError.from_os(error, field="output", path=path, accepted=accepted, failed="cannot go on with")
+
+
+def note_charge(error: BaseException, words: str) -> None:
+    """Add to an error, whatever it is, that a release stays charged."""
+    error.add_note(words)
+    error.__dict__["charged"] = True
+
+
+def is_charged(error: BaseException) -> bool:
+    """Whether a release stays charged although this was raised."""
+    return "charged" in error.__dict__

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
-from dpmerge.error_text import printable
+from dpmerge.errors import printable
 from dpmerge.releasing.release import Release
 
 

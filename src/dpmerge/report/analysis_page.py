@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from dpmerge.error_text import printable
+from dpmerge.errors import printable
 from dpmerge.planning.analysis import Analysis, Recommendation
 from dpmerge.report import wording
 from dpmerge.report.analysis_plots import analysis_plots

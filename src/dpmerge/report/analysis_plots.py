@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from dpmerge.accounting.validation import Array
-from dpmerge.error_text import printable
+from dpmerge.errors import printable
 from dpmerge.planning.analysis import Analysis, Curve, Edge, Face, Line, Panel
 from dpmerge.report import wording
 from dpmerge.report.axes import Axis

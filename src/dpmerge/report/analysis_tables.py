@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpmerge.error_text import printable
+from dpmerge.errors import printable
 from dpmerge.planning.analysis import Analysis, Edge
 from dpmerge.report import wording
 from dpmerge.report.plots import Table

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dpmerge.error_text import printable
+from dpmerge.errors import printable
 from dpmerge.extras import needs_extra
 from dpmerge.planning.analysis import Face, Panel
 from dpmerge.planning.feasible_set import FeasibleSet

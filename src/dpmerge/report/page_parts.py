@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from dpmerge.error_text import printable
-from dpmerge.errors import InvalidInputError
+from dpmerge.errors import InvalidInputError, printable
 from dpmerge.planning.analysis import Panel
 from dpmerge.report import wording
 from dpmerge.report.axes import Axis

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from dpmerge.error_text import printable
+from dpmerge.errors import printable
 from dpmerge.planning.analysis import Analysis
 from dpmerge.report import wording
 from dpmerge.report.analysis_plots import frontier_plot

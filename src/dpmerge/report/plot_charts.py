@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from dpmerge.error_text import printable
+from dpmerge.errors import printable
 from dpmerge.report import styles, wording
 from dpmerge.report.axes import Axis
 from dpmerge.report.error_bars import Bars

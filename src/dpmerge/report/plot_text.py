@@ -12,7 +12,7 @@ import string
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from dpmerge.error_text import printable
+from dpmerge.errors import printable
 from dpmerge.report.plot_view import View, Visible, lines, view
 from dpmerge.report.plots import Plot, Series
 

@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpmerge.accounting.validation import Array
-from dpmerge.error_text import printable
-from dpmerge.errors import InvalidInputError
+from dpmerge.errors import InvalidInputError, printable
 from dpmerge.report.axes import TINY, Axis
 from dpmerge.report.error_bars import Bars, bars
 from dpmerge.report.overlaps import SAMPLES, Drawn, bands_that_meet, hidden_stretches, runs

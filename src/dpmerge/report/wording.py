@@ -9,7 +9,7 @@ import math
 from typing import Protocol
 
 from dpmerge.accounting.rounding import format_up
-from dpmerge.error_text import printable
+from dpmerge.errors import printable
 from dpmerge.planning.analysis import Analysis, Recommendation, Utility
 
 NOT_PROVED = "not proved here"
