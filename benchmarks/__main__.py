@@ -13,7 +13,7 @@ import platform
 
 from rich.console import Console
 
-from benchmarks import accounting, distributed_recording, ledger, merging, planning, recording
+from benchmarks import accounting, distributed_recording, ledger, merging, planning, recording, scaling
 from benchmarks.ratios import RATIOS, TOLERANCE, committed, compare, write
 
 SECTIONS = {
@@ -23,6 +23,7 @@ SECTIONS = {
     "distributed_recording": distributed_recording.run,
     "merging": merging.run,
     "ledger": ledger.run,
+    "scaling": scaling.run,
 }
 
 

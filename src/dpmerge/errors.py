@@ -99,11 +99,8 @@ class InvalidInputError(DpmergeError, ValueError):
     def __init__(
         self, field: str, value: object, accepted: str, *, found: str | None = None, problem: str | None = None
     ) -> None:
-        self.field = field
-        self.value = value
-        self.accepted = accepted
-        self.found = found
-        self.problem = problem
+        self.field, self.value, self.accepted = field, value, accepted
+        self.found, self.problem = found, problem
         shown = _shown(value) if found is None else found
         bad_value = f"{_shortened(field)}: got {shown}; accepted: {accepted}"
         super().__init__(bad_value if problem is None else f"{problem}; {accepted}")
