@@ -21,6 +21,7 @@ import numpy as np
 from dpmerge.errors import InvalidInputError
 from dpmerge.evaluation.linear_classifier import LinearClassifier
 from dpmerge.evaluation.merged_model import Tensors
+from dpmerge.evaluation.path_evaluator import PathEvaluator
 from dpmerge.files import open_regular
 from dpmerge.remote.remote_path import location
 from dpmerge.terms.recipe import Recipe
@@ -81,6 +82,11 @@ class NamedEvaluator:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.spec!r})"
+
+
+def takes_folder(evaluator: Evaluator) -> bool:
+    """Whether it asks for a model's folder, and not for tensors."""
+    return isinstance(evaluator.function if isinstance(evaluator, NamedEvaluator) else evaluator, PathEvaluator)
 
 
 class NamedBatchEvaluator(NamedEvaluator):
