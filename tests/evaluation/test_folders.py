@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pickle
 import stat
 import subprocess
@@ -21,6 +22,7 @@ from dpmerge.errors import CannotWriteError, DigestMismatchError, EvaluationErro
 from dpmerge.evaluation import candidate_folder as scratch
 from dpmerge.evaluation.evaluate import evaluate
 from dpmerge.evaluation.evaluators import NamedEvaluator, load_evaluator, takes_folder
+from dpmerge.evaluation.merged_model import StoredModel
 from dpmerge.evaluation.path_evaluator import PathEvaluator
 from dpmerge.merging.recipe_files import build
 from dpmerge.terms.recipe import Recipe
@@ -47,8 +49,7 @@ def write_runs(home: Path, *, shards: int = 2) -> Portfolio:
     for seed, run in enumerate("abc"):
         tensors = without_wild(seed)
         names = list(tensors)
-        parts = [names[:5], names[5:]][:shards] if shards == 2 else [names]
-        files = dict(zip(SHARDS if shards == 2 else ("step-4.safetensors",), parts, strict=True))
+        files = {SHARDS[0]: names[:5], SHARDS[1]: names[5:]} if shards == 2 else {"step-4.safetensors": names}
         small = {"config.json": f'{{"of": "{run}"}}', "tokenizer.json": "{}", "trainer_state.json": "{}"}
         folder = write_run(
             home, run, {file: {name: tensors[name] for name in part} for file, part in files.items()},
@@ -140,9 +141,8 @@ def test_without_noise_the_folder_is_what_a_merge_would_write(tmp_path: Path, re
     [seen] = folders_of(portfolio, recipe)
     merged = tree(tmp_path / "merged")
     assert seen.keys() == merged.keys()
-    assert (
-        seen["config.json"] == merged["config.json"] == b'{"of": "%s"}' % (b"c" if recipe.is_one_checkpoint else b"b")
-    )
+    donor = b"c" if recipe.is_one_checkpoint else b"b"
+    assert seen["config.json"] == merged["config.json"] == b'{"of": "%s"}' % donor
     for place, files in (("seen", seen), ("merged", merged)):
         (tmp_path / f"{place}-files").mkdir()
         for name, content in files.items():
@@ -197,10 +197,10 @@ print(peak() - before)
 
 
 def test_memory_grows_with_the_largest_tensor_and_not_with_the_model(tmp_path: Path) -> None:
-    """48 tensors of 4 MB, of which each run has 192 MB."""
+    """24 tensors of 4 MB: a model of 96 MB."""
     for seed, run in enumerate("ab"):
         values = np.random.default_rng(seed).standard_normal(2**20, dtype=np.float32).tobytes()
-        tensors: dict[str, Tensor] = {f"w{place}": ("F32", (2**20,), values) for place in range(48)}
+        tensors: dict[str, Tensor] = {f"w{place}": ("F32", (2**20,), values) for place in range(24)}
         write_run(tmp_path / "runs", run, {"step-4.safetensors": tensors})
     command = [sys.executable, "-c", SCRIPT, str(tmp_path / "runs")]
     result = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -236,14 +236,16 @@ def test_nothing_is_left_after_a_score_an_error_or_an_interrupt(abc: Portfolio, 
 def test_what_a_killed_process_left_is_removed_and_what_another_is_writing_is_not(
     abc: Portfolio, scratch_place: Path
 ) -> None:
-    left = [scratch_place / f".{_target_name()}.0000000{place}.partial" for place in (1, 2)]
+    left = [scratch_place / f".dpmerge-candidate-{os.getuid()}.0000000{place}.partial" for place in (1, 2)]
 
     @dpm.path_evaluator
     def look(folder: Path) -> float:
         if not left[0].exists() and not left[1].exists():
             for each in left:
                 each.mkdir()
-            with scratch.candidate_folder(_model(abc), ()) as other:  # removes both, and is not in the way
+            with scratch.candidate_folder(
+                StoredModel.of(abc, "a@4"), ()
+            ) as other:  # removes both, and is not in the way
                 assert not left[0].exists()
                 assert folder.exists()
                 assert other != folder
@@ -251,18 +253,6 @@ def test_what_a_killed_process_left_is_removed_and_what_another_is_writing_is_no
 
     assert evaluate(abc, [THIRDS], look) == [1.0]
     assert list(scratch_place.iterdir()) == []
-
-
-def _target_name() -> str:
-    import os
-
-    return f"dpmerge-candidate-{os.getuid()}"
-
-
-def _model(portfolio: Portfolio) -> Any:
-    from dpmerge.evaluation.merged_model import StoredModel
-
-    return StoredModel.of(portfolio, "a@4")
 
 
 def test_scratch_that_cannot_be_written_is_one_clear_error(abc: Portfolio, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,7 +267,7 @@ def test_scratch_that_cannot_be_written_is_one_clear_error(abc: Portfolio, monke
 def test_other_processes_give_the_same_scores_and_initialise_once_each(abc: Portfolio, scratch_place: Path) -> None:
     recipes = [THIRDS, NOISY, *(Recipe.of({name: 1.0}) for name in ("a@4", "b@4", "c@4"))]
     here = evaluate(abc, recipes, folder_evaluators.squares, noise_draws=2)
-    assert folder_evaluators.INITIALISED.count(multiprocessing.current_process().pid or 0) == 1
+    assert folder_evaluators.INITIALISED.count(os.getpid()) == 1
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(2, mp_context=spawn) as pool:
         assert evaluate(abc, recipes, folder_evaluators.squares, noise_draws=2, executor=pool) == here
