@@ -1,5 +1,5 @@
 """Packages that only some of dpmerge needs, installed as extras: `notebook`, `report`, `torch`, `lightning`,
-`huggingface`, `postgres`, `timestamps`, `remote`.
+`huggingface`, `lm-eval`, `postgres`, `timestamps`, `remote`.
 
 Guarantees: whatever is missing, the error is one line that names the package, and the extra that brings it.
 Refuses: to go on without it.
@@ -13,7 +13,9 @@ from typing import Literal
 
 from dpmerge.errors import MissingExtraError
 
-Extra = Literal["notebook", "report", "torch", "lightning", "huggingface", "postgres", "timestamps", "remote"]
+Extra = Literal[
+    "notebook", "report", "torch", "lightning", "huggingface", "lm-eval", "postgres", "timestamps", "remote"
+]  # fmt: skip
 
 
 @contextmanager

@@ -243,9 +243,7 @@ def test_what_a_killed_process_left_is_removed_and_what_another_is_writing_is_no
         if not left[0].exists() and not left[1].exists():
             for each in left:
                 each.mkdir()
-            with scratch.candidate_folder(
-                StoredModel.of(abc, "a@4"), ()
-            ) as other:  # removes both, and is not in the way
+            with scratch.candidate_folder(StoredModel.of(abc, "a@4"), ()) as other:  # removes both
                 assert not left[0].exists()
                 assert folder.exists()
                 assert other != folder
