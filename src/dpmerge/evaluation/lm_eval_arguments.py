@@ -78,10 +78,9 @@ def _settings(value: Any) -> dict[str, Any]:
     if isinstance(value, str):
         from lm_eval.utils import simple_parse_args_string
 
-        try:
-            return dict(simple_parse_args_string(value))
-        except Exception:
-            raise ValueError(accepted) from None
+        if not all("=" in pair for pair in value.split(",")):
+            raise ValueError(accepted)
+        return dict(simple_parse_args_string(value))
     try:
         return dict(json.loads(json.dumps(dict(value), allow_nan=False)))
     except (TypeError, ValueError):

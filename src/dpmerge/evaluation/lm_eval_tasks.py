@@ -81,10 +81,11 @@ def _loaded(arguments: Arguments) -> dict[str, TaskDict]:
             if known:
                 return {name: manager.load([name]) for name in names}
         except (Exception, SystemExit) as error:
-            if all_of_them:
-                told = " ".join(f"{type(error).__name__}: {error}".split())
-                accepted = "tasks that load; their data must be there, or be allowed to be fetched"
-                raise InvalidInputError("evaluator", ",".join(names), accepted, found=told) from error
+            if isinstance(error, LookupError | ValueError) and not all_of_them:
+                continue  # a group of one's own may have members that are the harness's
+            told = " ".join(f"{type(error).__name__}: {error}".split())
+            accepted = "tasks that load; their data must be there, or be allowed to be fetched"
+            raise InvalidInputError("evaluator", ",".join(names), accepted, found=told) from error
     unknown = next(name for name in names if name not in manager.task_index and not Path(name).is_file())
     accepted = "a task of the harness (lm_eval ls tasks), its YAML file, or one in include_path=FOLDER"
     raise InvalidInputError("evaluator", f"lm_eval:{unknown}", accepted)
