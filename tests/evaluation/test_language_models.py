@@ -7,6 +7,7 @@ import multiprocessing
 import pickle
 import random
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -33,6 +34,7 @@ from dpmerge.merging.recipe_files import build
 from dpmerge.terms.recipe import Recipe
 from evaluation.language_models import save_model, write_adapter_runs, write_language_models, write_tasks
 from evaluation.scored_portfolios import names_of
+from page_commands import blocks, run_page
 
 THIRDS = Recipe.of({"a@4": 0.25, "b@4": 0.5, "c@4": 0.25})
 HALVES = Recipe.of({"a@4": 0.5, "b@4": 0.5})
@@ -148,15 +150,35 @@ def test_frontier_by_a_benchmark_finds_its_scores_again(abc: Portfolio, tasks: P
     assert first.exit_code == 0, first.output
     assert first.stderr == ""
     kept = (tmp_path / "scores.jsonl").read_text()
-    entries = [json.loads(line) for line in kept.splitlines()[1:]]
-    assert {"a@4", "b@4", "c@4"} <= {entry["recipe"].removeprefix("1 ") for entry in entries} | set(names_of(abc))
-    singles = {Recipe.of({each: 1.0}).digest: each for each in names_of(abc)}
-    expected = evaluate(abc, [Recipe.of({each: 1.0}) for each in singles.values()], load_evaluator(name))
-    shown = json.loads(first.stdout)
-    assert all(f"{score}" in json.dumps(shown) for score in expected)
+    singles = [Recipe.of({each: 1.0}) for each in names_of(abc)]
+    expected = dict(zip(names_of(abc), evaluate(abc, singles, load_evaluator(name)), strict=True))
+    assert {each["name"]: each["utility"] for each in json.loads(first.stdout)["models"]} == expected
+    assert {entry["recipe"] for entry in map(json.loads, kept.splitlines()[1:])} > expected.keys()
     second = CliRunner().invoke(app, command)
     assert second.stdout == first.stdout
     assert (tmp_path / "scores.jsonl").read_text() == kept
+
+
+def test_the_page_on_language_models_does_what_it_says(
+    abc: Portfolio, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "language-models.md"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    shutil.copytree(abc.runs[0].folder.parent, "models")
+    write_tasks(tmp_path / "others", examples=12)
+    Path("benchmark").mkdir()
+    shutil.copy("others/data.jsonl", "benchmark/data.jsonl")
+    [(_, task)] = [block for block in blocks(page) if block[0] == "yaml"]
+    Path("benchmark/capitals.yaml").write_text(task)
+    [code] = [content for _, content in blocks(page) if "path_evaluator" in content]
+    Path("mine.py").write_text(code)
+    names: dict[str, Any] = {"__name__": "page"}
+    run_page(page, names)
+    assert names["plan"].chosen_by["evaluator"] == names["accuracy"].identity
+    assert Path("report.html").stat().st_size > 100_000
+    shown = page.read_text()
+    assert all(f"`{name}`" in shown for name in KINDS)
 
 
 def test_a_plan_names_the_benchmark_without_saying_where_it_lies(abc: Portfolio, tasks: Path) -> None:

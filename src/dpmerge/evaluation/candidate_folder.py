@@ -47,7 +47,7 @@ def _write_weights(folder: Path, donor: StoredModel, tensors: Iterable[tuple[str
             places |= {slot.name: (writer, slot) for slot in file.slots}
         for name, tensor in tensors:
             writer, slot = places[name]
-            writer.write(memoryview(stored_bytes(slot.dtype, tensor)), slot.start)
+            writer.write(stored_bytes(slot.dtype, tensor), slot.start)
     if (index := index_of(files)) is not None:
         write_small(folder, *index, hashing=False)
 
@@ -63,12 +63,12 @@ def _layout(tensors: Mapping[str, tuple[Path, TensorEntry]]) -> list[OutputFile]
     ]
 
 
-def stored_bytes(dtype: str, tensor: Tensor) -> bytes:
+def stored_bytes(dtype: str, tensor: Tensor) -> memoryview:
     """A tensor's values as they are stored; of bfloat16, rounded to the nearest, ties to even."""
     if dtype == "BF16":
         bits = np.ascontiguousarray(tensor, np.float32).view(np.uint32)
         tensor = ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype("<u2")
-    return np.ascontiguousarray(tensor).tobytes()
+    return np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data
 
 
 def _unchanged(path: Path, digest: str) -> bytes:
