@@ -236,6 +236,12 @@ def test_random_numbers_afterwards_are_not_those_of_a_seed_that_everybody_knows(
     assert drawn() == expected
 
 
+def test_tasks_that_stay_in_memory_hold_no_requests_or_answers(abc: Portfolio, tasks: Path) -> None:
+    evaluator = lm_eval("tiny_first", include_path=tasks)
+    evaluate(abc, [THIRDS], evaluator)
+    assert [getattr(task, "_instances", None) for task in evaluator.loaded().tasks["tasks"].values()] == [None]
+
+
 # What scores depend on.
 
 
@@ -246,22 +252,30 @@ def test_an_identity_is_that_of_the_contents_wherever_they_lie(tasks: Path, tmp_
     assert here.identity == there.identity == lm_eval("tiny_choice", metric="acc", include_path=tasks).identity
 
 
-def test_an_identity_changes_with_the_task_its_data_its_code_and_its_arguments(tmp_path: Path) -> None:
+def test_an_identity_changes_with_the_task_its_data_its_code_and_its_arguments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def identity(**arguments: Any) -> str:
         given = {"metric": "acc", "include_path": tmp_path / "tasks", **arguments}
         return str(lm_eval("tiny_choice", **given).identity)
 
-    write_tasks(tmp_path / "tasks")
+    folder = write_tasks(tmp_path / "tasks")
     found = [identity(), identity(num_fewshot=1), identity(metric="acc_norm"), identity(dtype="bfloat16")]
-    write_tasks(tmp_path / "tasks", choice={"doc_to_text": "{{question}}?"})
+    (folder / "data.jsonl").write_text((folder / "data.jsonl").read_text().replace("w3 ", "w4 ", 1))
     found.append(identity())
-    (tmp_path / "tasks" / "utils.py").write_text("def shorter(docs):\n    return docs.select(range(5))\n")
-    whole = (tmp_path / "tasks" / "choice.yaml").read_text()
-    (tmp_path / "tasks" / "choice.yaml").write_text(f'{whole[:-1]}, "process_docs": !function utils.shorter}}')
+    (folder / "choice.yaml").write_text((folder / "choice.yaml").read_text().replace("{{question}}", "{{question}}?"))
     found.append(identity())
-    (tmp_path / "tasks" / "utils.py").write_text("def shorter(docs):\n    return docs.select(range(6))\n")
+    (folder / "deeper.py").write_text("COUNT = 5\n")
+    (folder / "utils.py").write_text(
+        "from deeper import COUNT\ndef shorter(docs):\n    return docs.select(range(COUNT))\n"
+    )
+    whole = (folder / "choice.yaml").read_text()
+    (folder / "choice.yaml").write_text(f'{whole[:-1]}, "process_docs": !function utils.shorter}}')
+    monkeypatch.syspath_prepend(folder)
     found.append(identity())
-    write_tasks(tmp_path / "tasks", examples=41)
+    (folder / "deeper.py").write_text("COUNT = 6\n")
+    found.append(identity())
+    (folder / "utils.py").write_text((folder / "utils.py").read_text() + "# longer\n")
     found.append(identity())
     assert len(set(found)) == len(found)
 

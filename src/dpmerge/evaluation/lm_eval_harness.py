@@ -55,11 +55,12 @@ class LmEval(PathEvaluator):
 
             kind = get_model(self.arguments.get("model", "hf"))  # imported before anything is kept quiet
         with _at_work, quiet(), _restored_random_state():
-            loaded = self._loaded()
+            loaded = self.loaded()
             results = _evaluated(kind, folder, self.arguments, _untouched(loaded.tasks, self.arguments))
             return float(np.mean([reading.of(results) for reading in loaded.readings]))
 
-    def _loaded(self) -> LoadedTasks:
+    def loaded(self) -> LoadedTasks:
+        """The tasks as they were loaded in this process, or are now."""
         key = json.dumps([self.arguments, self.identity])
         if key not in _resident:
             loaded = load_tasks(self.arguments)
@@ -127,7 +128,7 @@ def _harness() -> Iterator[None]:
 
 
 def _untouched(tasks: TaskDict, arguments: Arguments) -> TaskDict:
-    """Tasks as they were loaded: those of the harness keep what they sampled. Tables of data are not copied."""
+    """A copy to work with: the harness writes requests, answers and samples into tasks. Tables are not copied."""
     try:
         return copy.deepcopy(tasks)
     except Exception:  # whatever a task of somebody's own holds
