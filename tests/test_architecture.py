@@ -35,10 +35,10 @@ ORDER = [
     "account_spec",
     "certificate",
     "portfolio",
+    "merging",
     "evaluation",
     "planning",
     "design",
-    "merging",
     "examples",
     "ledger",
     "auditing",
@@ -190,8 +190,8 @@ def test_tests_notice_a_misdirected_import(tmp_path: Path) -> None:
 
 PUBLIC_NAMES = [
     "DpmergeError", "Guarantee", "Ledger", "Plan", "Portfolio", "Prior", "PrivateValidation", "PublicEvaluation",
-    "__version__", "audit", "errors", "feasible_set", "frontier", "import_models", "inspect", "plan", "prepare",
-    "release", "verify",
+    "__version__", "audit", "errors", "feasible_set", "frontier", "import_models", "inspect", "path_evaluator", "plan",
+    "prepare", "release", "verify",
 ]  # fmt: skip
 
 

@@ -30,6 +30,8 @@ EXTRAS = {
     "rfc3161_client": "timestamps",
     "fsspec": "remote",
     "s3fs": "remote",
+    "lm_eval": "lm-eval",
+    "datasets": "lm-eval",
 }
 ASKING = {
     "the recorder": ("import dpmerge.training", "torch"),
@@ -39,6 +41,8 @@ ASKING = {
     "the recorder in Trainer": ("import dpmerge.training.transformers", "transformers"),
     "the recorder in Trainer, without accelerate": ("import dpmerge.training.transformers", "accelerate"),
     "torch's evaluator": ("import dpmerge.evaluation.torch_evaluator", "torch"),
+    "a benchmark": ("run('frontier', 'MODELS', '--evaluator', 'lm_eval:hellaswag')", "lm_eval"),
+    "a benchmark, without datasets": ("run('frontier', 'MODELS', '--evaluator', 'lm_eval:hellaswag')", "datasets"),
     "the ledger": ("from dpmerge.ledger import Ledger; Ledger.open('postgresql://somewhere/x')", "psycopg"),
     "a request for a timestamp": (
         "from dpmerge.certificate.timestamp_token import new_request; new_request(b'certificate')",
@@ -84,7 +88,7 @@ def test_a_missing_package_is_one_line_that_names_its_extra(asking: tuple[str, s
 def test_every_extra_that_is_named_exists_and_is_installed_for_the_tests() -> None:
     project = tomllib.loads((SOURCE.parents[1] / "pyproject.toml").read_text())["project"]
     assert set(get_args(Extra)) == set(project["optional-dependencies"])
-    [installed] = re.findall(r'--editable "\.\[([\w,]+)\]"', (SOURCE.parents[1] / "Makefile").read_text())
+    [installed] = re.findall(r'--editable "\.\[([\w,-]+)\]"', (SOURCE.parents[1] / "Makefile").read_text())
     assert set(installed.split(",")) == set(get_args(Extra))
 
 

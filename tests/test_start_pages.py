@@ -49,7 +49,7 @@ def test_a_page_that_shows_something_else_than_is_printed_fails(tmp_path: Path) 
 def test_the_install_page_names_every_extra_and_the_version() -> None:
     text = (START / "install.md").read_text()
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert set(re.findall(r'`pip install -c constraints\.txt "\.\[(\w+)\]"`', text)) == set(extras)
+    assert set(re.findall(r'`pip install -c constraints\.txt "\.\[([\w-]+)\]"`', text)) == set(extras)
     [(_, shown)] = [block for block in blocks(START / "install.md") if block[0] == "text"]
     assert run_command("dpmerge --version") == shown.partition("\n")[2]
 

@@ -12,6 +12,7 @@ from dpmerge.errors import DpmergeError
 
 if TYPE_CHECKING:
     from dpmerge.auditing.audit import audit as audit
+    from dpmerge.evaluation.path_evaluator import path_evaluator as path_evaluator
     from dpmerge.planning.feasible_set import feasible_set as feasible_set
     from dpmerge.planning.frontier import frontier as frontier
     from dpmerge.planning.objectives import Prior as Prior
@@ -46,6 +47,7 @@ _HOMES = {
     "frontier": "dpmerge.planning.frontier",
     "import_models": "dpmerge.portfolio.model_import",
     "inspect": "dpmerge.portfolio.inspection",
+    "path_evaluator": "dpmerge.evaluation.path_evaluator",
     "plan": "dpmerge.planning.planner",
     "prepare": "dpmerge.releasing.prepare",
     "release": "dpmerge.releasing.release",

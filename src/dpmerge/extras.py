@@ -1,6 +1,6 @@
 """Packages that only some of dpmerge needs, installed as extras: `notebook`, `report`, `torch`, `lightning`,
-`huggingface`, `postgres`, `timestamps`, `remote`, `ray`, `dask`; and `blake3`, which nothing needs and merges are
-faster with.
+`huggingface`, `lm-eval`, `postgres`, `timestamps`, `remote`, `ray`, `dask`; and `blake3`, without which merges are only
+slower.
 
 Guarantees: whatever is missing, the error is one line that names the package, and the extra that brings it.
 Refuses: to go on without it.
@@ -20,6 +20,7 @@ Extra = Literal[
     "torch",
     "lightning",
     "huggingface",
+    "lm-eval",
     "postgres",
     "timestamps",
     "remote",

@@ -31,7 +31,7 @@ EVALUATOR = Annotated[
     typer.Option(
         metavar="MODULE:FUNCTION",
         help="The function that scores a merged model; or `linear:FILE.npz`, the accuracy of a linear classifier on "
-        "that data.",
+        "that data; or `lm_eval:TASK`, a language model's benchmark.",
     ),
 ]
 CACHE = Annotated[

@@ -224,7 +224,8 @@ def _objective(
     if name not in looking:
         return OBJECTIVES[name]()
     if evaluator is None:
-        raise InvalidInputError("evaluator", None, f"module:function, or linear:FILE.npz, for {name}", found="nothing")
+        accepted = f"module:function, linear:FILE.npz or lm_eval:TASK, for {name}"
+        raise InvalidInputError("evaluator", None, accepted, found="nothing")
     scorer, seen = load_evaluator(evaluator), None if look is None else [part.strip() for part in look.split(",")]
     if name == "public_evaluation":
         return PublicEvaluation(

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpmerge.accounting import validation
-from dpmerge.errors import DpmergeError, EvaluationError, PortfolioError
+from dpmerge.errors import DpmergeError, EvaluationError, InvalidInputError, PortfolioError
 from dpmerge.evaluation.evaluation_progress import Progressed, show_progress
-from dpmerge.evaluation.evaluators import BatchEvaluator, Evaluator, identity_of
+from dpmerge.evaluation.evaluators import BatchEvaluator, Evaluator, identity_of, takes_folder
 from dpmerge.evaluation.merged_model import (
     ModelsOnDisk,
     StoredModel,
@@ -28,6 +28,7 @@ from dpmerge.evaluation.merged_model import (
 from dpmerge.evaluation.score_cache import ScoreCache
 from dpmerge.evaluation.score_recipe import finite_score, listed, naming_recipes, score_one
 from dpmerge.executors.task_runs import run_tasks
+from dpmerge.merging.adapters import require_one_scaling
 from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.terms.recipe import Recipe
 
@@ -62,7 +63,7 @@ def evaluate(
     Args:
         portfolio: where the recipes' checkpoints are.
         recipes: what is scored; each distinct one once.
-        evaluator: from tensors by name to a number, on public data.
+        evaluator: from tensors by name to a number, or from a model's folder (`path_evaluator`), on public data.
         executor: where merges are made and scored, such as a `ProcessPoolExecutor`.
         cache: a file of scores, or a ScoreCache.
         progress: called as results arrive, with how many are done, and of how many; without it a long run shows a bar
@@ -85,7 +86,7 @@ def evaluate(
     """
     recipes = list(recipes)
     noise_draws = validation.integer("noise_draws", noise_draws, least=1)
-    models = _models(portfolio, recipes)
+    models = _models(portfolio, recipes, folders=takes_folder(evaluator))
     with _opened(cache) as scores, show_progress(progress, "scoring merges") as show:
         identity = identity_of(evaluator)
         name = scores.session_name(evaluator) if identity is None else identity
@@ -106,9 +107,10 @@ def evaluate(
         return [scores[key] for key in keys]
 
 
-def _models(portfolio: Portfolio, recipes: Sequence[Recipe]) -> dict[str, StoredModel]:
+def _models(portfolio: Portfolio, recipes: Sequence[Recipe], *, folders: bool) -> dict[str, StoredModel]:
     """The checkpoints the recipes name, after a look at whether the runs may be averaged as the recipes do."""
-    models = {name: StoredModel.of(portfolio, name) for name in dict.fromkeys(n for r in recipes for n in r.names)}
+    names = dict.fromkeys(name for recipe in recipes for name in recipe.names)
+    models = {name: StoredModel.of(portfolio, name, with_small_files=folders) for name in names}
     run_of = {name: portfolio.saved(name).run for name in models}
     try:
         # Agreement is transitive: where all runs agree, those of every recipe do.
@@ -116,6 +118,13 @@ def _models(portfolio: Portfolio, recipes: Sequence[Recipe]) -> dict[str, Stored
     except PortfolioError:
         for runs in {frozenset(run_of[name] for name in recipe.names) for recipe in recipes}:
             portfolio.require_combinable([run for run in portfolio.runs if run.id in runs])
+    if folders:  # loaded with one of their configurations
+        located = {name: (portfolio.run(run), portfolio.saved(name), 1.0) for name, run in run_of.items()}
+        try:
+            require_one_scaling(list(located.values()))
+        except InvalidInputError:
+            for used in {frozenset(recipe.names) for recipe in recipes}:
+                require_one_scaling([located[name] for name in sorted(used)])
     return models
 
 

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+from dpmerge.merging.byte_progress import Progressed
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-Progressed = Callable[[int, int], object]
-"""Called with how many are done, and of how many."""
+__all__ = ["Progressed", "show_progress"]
 
 PATIENCE = 1.0
 """Seconds before a bar appears."""

@@ -21,11 +21,12 @@ import numpy as np
 from dpmerge.errors import InvalidInputError
 from dpmerge.evaluation.linear_classifier import LinearClassifier
 from dpmerge.evaluation.merged_model import Tensors
+from dpmerge.evaluation.path_evaluator import PathEvaluator
 from dpmerge.files import open_regular
 from dpmerge.remote.remote_path import location
 from dpmerge.terms.recipe import Recipe
 
-_ACCEPTED = "module:function, or linear:PATH.npz with arrays features and labels"
+_ACCEPTED = "module:function, or linear:PATH.npz with arrays features and labels, or lm_eval:TASK"
 
 
 class Evaluator(Protocol):
@@ -83,6 +84,11 @@ class NamedEvaluator:
         return f"{type(self).__name__}({self.spec!r})"
 
 
+def takes_folder(evaluator: Evaluator) -> bool:
+    """Whether it asks for a model's folder, and not for tensors."""
+    return isinstance(evaluator.function if isinstance(evaluator, NamedEvaluator) else evaluator, PathEvaluator)
+
+
 class NamedBatchEvaluator(NamedEvaluator):
     """The same for a function that can score many recipes at once."""
 
@@ -104,7 +110,7 @@ def load_evaluator(spec: str) -> Evaluator:
     the digest of its module's source and, where it has one, its own `identity`; data it reads is not covered.
 
     Args:
-        spec: `module:function`, or `linear:PATH.npz` (see LinearClassifier).
+        spec: `module:function`, `linear:PATH.npz` (see LinearClassifier) or `lm_eval:TASK?name=value&…`.
 
     Returns:
         The evaluator, which other processes find by the same name.
@@ -119,6 +125,10 @@ def load_evaluator(spec: str) -> Evaluator:
     kind, colon, name = spec.partition(":")
     if not colon or not kind or not name:
         raise InvalidInputError("evaluator", spec, _ACCEPTED)
+    if kind == "lm_eval":
+        from dpmerge.evaluation.lm_eval_harness import lm_eval_named
+
+        return lm_eval_named(name)
     return _linear(spec, location(name, "evaluator")) if kind == "linear" else _named(spec, kind, name)
 
 

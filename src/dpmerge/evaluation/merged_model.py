@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dpmerge.errors import InvalidInputError
+from dpmerge.merging.config_files import read_small_file
+from dpmerge.merging.config_files import small_files as copied_files
 from dpmerge.portfolio.portfolio import Portfolio
 from dpmerge.portfolio.tensors import TensorEntry, read_tensor
+from dpmerge.terms.checkpoint_reference import CheckpointReference
 from dpmerge.terms.recipe import Recipe
 
 Tensor = npt.NDArray[Any]
@@ -35,17 +38,32 @@ class StoredModel:
     frozen: Mapping[str, str | None]  # tensors the run did not train, with their digests where contents were read
     digest: str  # of the weights (of the files, where the weights' is unknown), which are frozen and which are tied
     tied: tuple[tuple[str, ...], ...] = ()  # names of one weight, which get one draw of noise
+    small_files: Mapping[str, tuple[Path, str]] = field(default_factory=dict)  # with digests, in `digest` too
 
     @classmethod
-    def of(cls, portfolio: Portfolio, name: str) -> StoredModel:
-        """The checkpoint written as run@step."""
-        saved = portfolio.saved(name)
-        facts = portfolio.run(saved.run).manifest.tensors
+    def of(cls, portfolio: Portfolio, name: str, *, with_small_files: bool = False) -> StoredModel:
+        """The checkpoint written as run@step; its configuration and tokenizer too, where a folder is to be loaded."""
+        saved, small = portfolio.saved(name), {}
+        run = portfolio.run(saved.run)
+        facts = run.manifest.tensors
+        if with_small_files:
+            for file, path in copied_files(run, saved)[0].items():
+                small[file] = path, hashlib.sha256(read_small_file(run, path)).hexdigest()
         frozen = {tensor: (saved.digests or {}).get(tensor) for tensor in sorted(facts.frozen if facts else ())}
         tied = tuple(sorted(tuple(sorted(group)) for group in (facts.tied or () if facts else ())))
-        known = [saved.weights or list(saved.file_digests), list(frozen), *tied]
+        known: list[object] = [saved.weights or list(saved.file_digests), list(frozen), *tied]
+        if with_small_files:
+            known.append({file: digest for file, (_, digest) in small.items()})
         content = json.dumps(known, separators=(",", ":"))
-        return cls(name, saved.tensors, frozen, hashlib.sha256(content.encode()).hexdigest(), tied)
+        return cls(name, saved.tensors, frozen, hashlib.sha256(content.encode()).hexdigest(), tied, small)
+
+    @property
+    def run(self) -> str:
+        return CheckpointReference.parse(self.name).run
+
+    @property
+    def step(self) -> int:
+        return CheckpointReference.parse(self.name).step
 
     def read(self, tensor: str) -> Tensor:
         path, slot = self.tensors[tensor]
@@ -102,10 +120,11 @@ def combined(
     recipe: Recipe, tensors: Collection[str], frozen: Collection[str], read: Callable[[str, str], Tensor]
 ) -> dict[str, Combined]:
     """The tensors of Σ λ_i θ_i, where `read(checkpoint, tensor)` gives those of the models, one at a time."""
-    return {tensor: _combined(recipe, tensor, tensor in frozen, read) for tensor in sorted(tensors)}
+    return {tensor: combined_tensor(recipe, tensor, tensor in frozen, read) for tensor in sorted(tensors)}
 
 
-def _combined(recipe: Recipe, tensor: str, frozen: bool, read: Callable[[str, str], Tensor]) -> Combined:
+def combined_tensor(recipe: Recipe, tensor: str, frozen: bool, read: Callable[[str, str], Tensor]) -> Combined:
+    """One tensor of Σ λ_i θ_i; one that no run trained stays as it is, wherever all models have it alike."""
     (first, weight), *others = recipe.parts
     value = read(first, tensor)
     dtype, floats = value.dtype, value.dtype.kind == "f"
@@ -144,24 +163,45 @@ def simulated(
     recipe: Recipe, tensors: Mapping[str, Combined], draws: int, tied: Iterable[Sequence[str]] = ()
 ) -> Iterator[dict[str, Tensor]]:
     """The merged model; where the recipe has release noise, `draws` examples of it with noise on what was trained."""
-    if not recipe.release_noise:
-        yield {name: tensor.rounded() for name, tensor in tensors.items()}
-        return
+    for merged in simulated_tensors(recipe, tensors, tensors.__getitem__, draws, tied):
+        yield dict(merged)
+
+
+def simulated_tensors(
+    recipe: Recipe,
+    names: Collection[str],
+    combine: Callable[[str], Combined],
+    draws: int,
+    tied: Iterable[Sequence[str]] = (),
+) -> Iterator[Iterator[tuple[str, Tensor]]]:
+    """The same a tensor at a time, each asked for when its turn comes; a model must be taken whole before the next.
+
+    The noise is the same however it is taken: one generator for all draws, in each over the tensors in their order.
+    """
     random = np.random.default_rng(int(recipe.digest, 16))
     first = {name: group[0] for group in tied for name in group}
-    for _ in range(draws):
-        merged: dict[str, Tensor] = {}
-        shared: dict[str, Tensor | None] = {}
-        for name, tensor in tensors.items():
-            noise = shared[first[name]] if first.get(name) in shared else _noise(recipe, tensor, random)
-            if name in first:
-                shared[first[name]] = noise
-            merged[name] = tensor.rounded(noise)
-        yield merged
+    for _ in range(draws if recipe.release_noise else 1):
+        yield _simulated_once(recipe, names, combine, random, first)
+
+
+def _simulated_once(
+    recipe: Recipe,
+    names: Collection[str],
+    combine: Callable[[str], Combined],
+    random: np.random.Generator,
+    first: Mapping[str, str],
+) -> Iterator[tuple[str, Tensor]]:
+    shared: dict[str, Tensor | None] = {}
+    for name in names:
+        tensor = combine(name)
+        noise = shared[first[name]] if first.get(name) in shared else _noise(recipe, tensor, random)
+        if name in first:
+            shared[first[name]] = noise
+        yield name, tensor.rounded(noise)
 
 
 def _noise(recipe: Recipe, tensor: Combined, random: np.random.Generator) -> Tensor | None:
-    if not tensor.takes_noise:
+    if not recipe.release_noise or not tensor.takes_noise:
         return None
     precision = np.float64 if tensor.value.dtype.itemsize == 8 else np.float32
     return np.asarray(recipe.release_noise * random.standard_normal(tensor.value.shape, dtype=precision))

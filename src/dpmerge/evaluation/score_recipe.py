@@ -1,4 +1,4 @@
-"""One recipe, merged in memory and scored: what a worker does, in this process or another.
+"""One recipe, merged in memory or into a folder, and scored: what a worker does, in this process or another.
 
 Guarantees: a score is a finite number, over the simulated releases of a recipe with release noise their mean.
 Refuses, naming the recipe: evaluators that fail, or give anything else.
@@ -6,34 +6,74 @@ Refuses, naming the recipe: evaluators that fail, or give anything else.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import numpy as np
 
 from dpmerge.accounting import validation
 from dpmerge.errors import EvaluationError, InvalidInputError
-from dpmerge.evaluation.evaluators import Evaluator
-from dpmerge.evaluation.merged_model import StoredModel, combined, frozen_in_all, simulated, tied_in_all
+from dpmerge.evaluation.candidate_folder import candidate_folder
+from dpmerge.evaluation.evaluators import Evaluator, takes_folder
+from dpmerge.evaluation.merged_model import (
+    Combined,
+    StoredModel,
+    Tensor,
+    combined,
+    combined_tensor,
+    frozen_in_all,
+    simulated,
+    simulated_tensors,
+    tied_in_all,
+)
+from dpmerge.merging.recipe_files import donor_of
 from dpmerge.terms.recipe import Recipe
 
 
 def score_one(recipe: Recipe, inputs: Sequence[StoredModel], evaluator: Evaluator, noise_draws: int) -> float:
     """Merge and score one recipe: what a worker does, in this process or another."""
-    by_name = {model.name: model for model in inputs}
     first = inputs[0]
     for model in inputs:
         if difference := sorted(model.tensors.keys() ^ first.tensors.keys()):
             raise InvalidInputError(f"tensors of {model.name}", difference[0], f"the tensor names of {first.name}")
-    tensors = combined(recipe, first.tensors, frozen_in_all(inputs), lambda name, tensor: by_name[name].read(tensor))
+    made = _in_folders if takes_folder(evaluator) else _in_memory
     found = []
-    for merged in simulated(recipe, tensors, noise_draws, tied_in_all(inputs)):
-        try:
-            value = evaluator(merged)
-        except (Exception, SystemExit) as error:
-            raise EvaluationError(str(recipe), f"{type(error).__name__}: {error}") from error
+    for candidate in made(recipe, inputs, noise_draws):
+        with candidate as merged:
+            try:
+                value = evaluator(merged)
+            except (Exception, SystemExit) as error:
+                raise EvaluationError(str(recipe), f"{type(error).__name__}: {error}") from error
         found.append(finite_score(recipe, value))
     return float(np.mean(found))
+
+
+def _in_memory(
+    recipe: Recipe, inputs: Sequence[StoredModel], noise_draws: int
+) -> Iterator[AbstractContextManager[Any]]:
+    tensors = combined(recipe, inputs[0].tensors, frozen_in_all(inputs), _reader(inputs))
+    yield from map(nullcontext, simulated(recipe, tensors, noise_draws, tied_in_all(inputs)))
+
+
+def _in_folders(
+    recipe: Recipe, inputs: Sequence[StoredModel], noise_draws: int
+) -> Iterator[AbstractContextManager[Any]]:
+    """The same values a tensor at a time: each draw reads the models again, and none of them is held in memory."""
+    frozen, read, names = frozen_in_all(inputs), _reader(inputs), sorted(inputs[0].tensors)
+
+    def combine(tensor: str) -> Combined:
+        return combined_tensor(recipe, tensor, tensor in frozen, read)
+
+    weights = dict(recipe.parts)
+    donor = donor_of([(model, weights[model.name]) for model in inputs])
+    for tensors in simulated_tensors(recipe, names, combine, noise_draws, tied_in_all(inputs)):
+        yield candidate_folder(donor, tensors)
+
+
+def _reader(inputs: Sequence[StoredModel]) -> Callable[[str, str], Tensor]:
+    by_name = {model.name: model for model in inputs}
+    return lambda name, tensor: by_name[name].read(tensor)
 
 
 def finite_score(recipe: Recipe, value: object) -> float:

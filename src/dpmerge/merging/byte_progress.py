@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
-from dpmerge.evaluation.evaluation_progress import Progressed
-
-__all__ = ["ByteCount", "Progressed"]
+Progressed = Callable[[int, int], object]
+"""Called with how many are done, and of how many."""
 
 PATIENCE = 0.1
 """Seconds between two calls."""

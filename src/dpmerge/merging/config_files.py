@@ -36,17 +36,30 @@ def copy_small_files(
     run: Run, checkpoint: SavedCheckpoint, folder: Path, *, without: Collection[str] = ()
 ) -> tuple[tuple[WrittenFile, ...], tuple[str, ...]]:
     """What was copied, and the names of what was left."""
-    written, left = [], set()
+    copied, left = small_files(run, checkpoint)
+    written = [
+        write_small(folder, name, read_small_file(run, path)) for name, path in copied.items() if name not in without
+    ]
+    return tuple(written), left
+
+
+def small_files(run: Run, checkpoint: SavedCheckpoint) -> tuple[dict[str, Path], tuple[str, ...]]:
+    """Those a model of this donor is loaded with, by name, and the names of what else lies there."""
+    copied, left = {}, []
     found = {path.name: path for path in reversed(list(_beside(run, checkpoint)))}
     for name, path in sorted(found.items()):
         if name in COPIED and inside(path, run.folder) and file_size(path) <= LARGEST:
-            if name not in without:
-                content = read_bytes(path, LARGEST, "a readable file")
-                _require_vouched(run, path, content)
-                written.append(write_small(folder, name, content))
+            copied[name] = path
         else:
-            left.add(name)
-    return tuple(written), tuple(sorted(left))
+            left.append(name)
+    return copied, tuple(left)
+
+
+def read_small_file(run: Run, path: Path) -> bytes:
+    """The content of one of them, which is what was vouched for where somebody did."""
+    content = read_bytes(path, LARGEST, "a readable file")
+    _require_vouched(run, path, content)
+    return content
 
 
 def _require_vouched(run: Run, path: Path, content: bytes) -> None:

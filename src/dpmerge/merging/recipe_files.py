@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, Protocol, TypeVar, get_args
 
 from dpmerge.errors import InvalidInputError
 from dpmerge.merging.adapter_starts import allowing_adapter_starts
@@ -24,7 +24,7 @@ from dpmerge.merging.engine import merge
 from dpmerge.merging.tied_tensors import require_ties, stated_ties
 from dpmerge.merging.writing import WrittenFile
 from dpmerge.portfolio.portfolio import Portfolio
-from dpmerge.portfolio.recorded_runs import Run, SavedCheckpoint
+from dpmerge.portfolio.recorded_runs import Run
 from dpmerge.terms.recipe import Recipe
 
 Adapters = Literal["as_trained", "concatenated"]
@@ -111,7 +111,18 @@ def build(
     return Built(tuple(sorted((*weights, *small), key=lambda file: file.name)), giving.run, left)
 
 
-def donor_of(parts: Sequence[tuple[SavedCheckpoint, float]], donor: str | None = None) -> SavedCheckpoint:
+class _OfRun(Protocol):
+    @property
+    def run(self) -> str: ...
+
+    @property
+    def step(self) -> int: ...
+
+
+_Checkpoint = TypeVar("_Checkpoint", bound=_OfRun)
+
+
+def donor_of(parts: Sequence[tuple[_Checkpoint, float]], donor: str | None = None) -> _Checkpoint:
     """The checkpoint whose names, shards and small files the output has: by default of the run that weighs most."""
     totals: dict[str, float] = {}
     for checkpoint, weight in parts:

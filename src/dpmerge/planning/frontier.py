@@ -69,7 +69,8 @@ def frontier(
         portfolio: The runs.
         delta: The δ at which every ε is given.
         evaluator: Scores merged models on public data, more is better: a callable, or its name as on the command line
-            (`module:function`, `linear:FILE.npz`). Without one the utility is the noise predicted from the records.
+            (`module:function`, `linear:FILE.npz`, `lm_eval:TASK`). Without one the utility is the noise predicted from
+            the records.
         evaluations: How many merges may be scored, besides recommended plans.
         cache: Where scores are kept as they arrive; *not for release*.
         executor: Where merges are scored; without one they are scored one after the other.
