@@ -24,7 +24,7 @@ $(DEMO_INSTALLED): pyproject.toml constraints.txt
 
 $(INSTALLED): $(DEMO_INSTALLED)
 	$(INSTALL) --upgrade "pip>=25.1"  # --group is new there
-	$(INSTALL) --editable ".[notebook,report,torch,lightning,huggingface,lm-eval,postgres,timestamps,remote,ray,dask,blake3]" --group dev --group docs
+	$(INSTALL) --editable ".[notebook,report,torch,lightning,huggingface,lm-eval,postgres,timestamps,remote,ray,dask,blake3,numba]" --group dev --group docs
 	touch $@
 
 demo: $(DEMO_INSTALLED)  ## the whole story on a shipped portfolio: inspect, plan, merge, verify, audit, ledger, report

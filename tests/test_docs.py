@@ -245,7 +245,7 @@ def test_the_python_of_the_audit_page_says_what_it_should() -> None:
 
 
 @pytest.mark.parametrize(
-    "page", ["reference/verbs/plan", "reference/verbs/merge", "reference/verbs/feasible", "how-to/notebook"]
+    "page", ["reference/verbs/plan", "reference/verbs/merge", "reference/verbs/feasible", "how-to/notebook", "scale"]
 )
 def test_the_python_of_a_page_runs(page: str) -> None:
     for code in blocks(DOCS / f"{page}.md", "python"):

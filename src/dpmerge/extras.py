@@ -1,6 +1,6 @@
 """Packages that only some of dpmerge needs, installed as extras: `notebook`, `report`, `torch`, `lightning`,
-`huggingface`, `lm-eval`, `postgres`, `timestamps`, `remote`, `ray`, `dask`; and `blake3`, without which merges are only
-slower.
+`huggingface`, `lm-eval`, `postgres`, `timestamps`, `remote`, `ray`, `dask`; and `blake3` and `numba`, without which
+merges are only slower.
 
 Guarantees: whatever is missing, the error is one line that names the package, and the extra that brings it.
 Refuses: to go on without it.
@@ -27,6 +27,7 @@ Extra = Literal[
     "ray",
     "dask",
     "blake3",
+    "numba",
 ]
 
 

@@ -49,6 +49,10 @@ def made(flag: str) -> bool:
     return True
 
 
+def total(tensors: Mapping[str, Any]) -> float:
+    return float(np.sum([np.sum(tensor, dtype=np.float64) for tensor in tensors.values()]))
+
+
 class TotalDyingOnce:
     """An evaluator whose first worker is killed in the middle."""
 

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from dpmerge.errors import CannotWriteError, InvalidInputError
+from dpmerge.remote.remote_path import is_url, location
 from dpmerge.terms.documents import strict_json
 from dpmerge.terms.recipe import Recipe
 
@@ -50,7 +51,10 @@ class ScoreCache:
         self._file: int | None = None
         self._path = path
         if path is not None:
-            self._open(Path(path))
+            if is_url(place := location(path, "cache")):
+                accepted = "a file on disk: scores are added to it one by one, and a store's objects are written whole"
+                raise InvalidInputError("cache", str(place), accepted)
+            self._open(place)
 
     def __enter__(self) -> Self:
         return self

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dpmerge.merging.compiled_kernels import Kernels
 from dpmerge.portfolio.tensors import SIZES
 
 Bytes = npt.NDArray[np.uint8]
@@ -59,10 +60,11 @@ def all_finite(dtype: str, stored: Bytes) -> bool:
 
 
 class Scratch:
-    """The arrays one thread computes in, for buffers of at most `largest` stored bytes."""
+    """The arrays one thread computes in, for buffers of at most `largest` stored bytes; loops compiled or not."""
 
-    def __init__(self, largest: int) -> None:
+    def __init__(self, largest: int, kernels: Kernels | None = None) -> None:
         self.largest = largest
+        self._kernels = kernels
         self._sum = np.empty(largest, np.uint8)
         self._term = np.empty(largest, np.uint8)
 
@@ -74,6 +76,10 @@ class Scratch:
         Buffers hold whole words of eight bytes; what lies in the last one beyond the values must be finite, such as 0.
         """
         rounded = [weight_of(dtype, weight) for weight in weights]
+        if self._kernels is not None and dtype == "BF16":
+            words = tuple(stored.view(np.uint16) for stored in inputs)
+            drawn = np.empty(0) if noise is None else noise
+            return self._kernels.combine_bf16(words, np.array(rounded, np.float32), drawn, out.view(np.uint16))
         if dtype in ("F64", "F32"):
             precision = np.float64 if dtype == "F64" else np.float32
             total, term = out.view(precision), self._term[: out.size].view(precision)

@@ -23,6 +23,8 @@ import numpy as np
 import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
+from dpmerge.merging.compiled_kernels import Kernels
+
 Array = npt.NDArray[np.float64]
 Words = npt.NDArray[np.uint64]
 
@@ -102,9 +104,10 @@ class GivenWeights(GaussianSampler):
 
 
 class NoiseScratch:
-    """The arrays of one thread."""
+    """The arrays of one thread; its loops compiled, where somebody did that."""
 
-    def __init__(self) -> None:
+    def __init__(self, kernels: Kernels | None = None) -> None:
+        self._kernels = kernels
         self._zeros = memoryview(bytes(16 * PAIRS))
         self.random = bytearray(16 * PAIRS + 15)  # the cipher asks for room for another block
         self._words = np.frombuffer(self.random, np.uint64, 2 * PAIRS).reshape(PAIRS, 2)
@@ -130,6 +133,9 @@ class NoiseScratch:
         """
         words, bits = self._words[begun:stop], self._bits[begun:stop]
         x, y = self.values[begun:stop], self.values[PAIRS + begun : PAIRS + stop]
+        if self._kernels is not None:
+            self._kernels.box_muller(words, _SIN, _LOG, x, y)
+            return
         share, radius, square = (array[begun:stop] for array in self._floats)
         angles = words[:, 1]
         np.bitwise_and(angles, _BELOW_QUADRANT, out=bits)

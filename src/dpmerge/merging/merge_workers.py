@@ -18,6 +18,7 @@ from dpmerge.errors import CheckpointError, InvalidInputError, TensorMismatchErr
 from dpmerge.merging.arithmetic import FLOATS, Bytes, Scratch, all_finite, keep_equal
 from dpmerge.merging.byte_progress import ByteCount
 from dpmerge.merging.checkpoint_input import CheckpointInput
+from dpmerge.merging.compiled_kernels import Kernels, kernels
 from dpmerge.merging.gaussian_sampler import Array, GaussianSampler, NoiseScratch
 from dpmerge.merging.ordered_hash import HashStoppedError, stop_all
 from dpmerge.merging.tensor_slices import TensorSlice
@@ -39,12 +40,12 @@ class Piece:
 class Buffers:
     """The memory of one thread."""
 
-    def __init__(self, inputs: int, size: int, *, noised: bool) -> None:
+    def __init__(self, inputs: int, size: int, *, noised: bool, kernels: Kernels | None) -> None:
         self.inputs = [np.zeros(size, np.uint8) for _ in range(inputs)]
         self.out = np.zeros(size, np.uint8)
-        self.scratch = Scratch(size)
+        self.scratch = Scratch(size, kernels)
         self.noise = np.empty(size // 2 if noised else 0, np.float64)
-        self.noise_scratch = NoiseScratch() if noised else None
+        self.noise_scratch = NoiseScratch(kernels) if noised else None
 
 
 @dataclass(kw_only=True)
@@ -63,6 +64,8 @@ class MergeWork:
         self._pieces = self._in_order()
         self._handing = threading.Lock()
         self._failed = threading.Event()
+        size = sum(output.file.size for output in self.outputs)
+        self._kernels = kernels(size, noised=self.noise is not None) if len(self.inputs) > 1 else None
 
     def done_by(self, jobs: int) -> None:
         """All of it, by so many threads; the first error of any of them is raised."""
@@ -91,7 +94,7 @@ class MergeWork:
 
     def _take(self) -> BaseException | None:
         try:
-            buffers = Buffers(len(self.inputs), self.buffer, noised=self.noise is not None)
+            buffers = Buffers(len(self.inputs), self.buffer, noised=self.noise is not None, kernels=self._kernels)
             with np.errstate(all="ignore"):
                 while not self._failed.is_set():
                     with self._handing:
