@@ -362,7 +362,7 @@ class TestRefusedBeforeTheCharge:
                 one_weight_in_one_run_and_twelve_in_another,
                 preconditions,
                 "require_ties",
-                lambda portfolio, recipes, jobs: SOUND["require_ties"](portfolio, [(r, False) for r, _ in recipes]),
+                lambda portfolio, recipes, *_: SOUND["require_ties"](portfolio, [(r, False) for r, _ in recipes]),
             ),
             (a_tie_only_one_run_states, tied_tensors, "stated_ties", lambda recorded_runs: ()),
             (a_tie_the_other_run_has_and_does_not_state, tied_tensors, "stated_ties", lambda recorded_runs: ()),
@@ -535,10 +535,10 @@ def test_transposed_reshaped_or_cast_copies_are_refused(tmp_path: Path, name: st
 
 
 def test_tests_notice_when_frozen_copies_are_not_looked_for(tmp_path: Path) -> None:
-    def only_trained(run: Any, checkpoint: Any, jobs: int) -> Any:
+    def only_trained(run: Any, checkpoint: Any, *others: Any) -> Any:
         trained = set(run.manifest.tensors.trained)
         tensors = {name: place for name, place in checkpoint.tensors.items() if name in trained}
-        return looked(run, dataclasses.replace(checkpoint, tensors=tensors), jobs)
+        return looked(run, dataclasses.replace(checkpoint, tensors=tensors), *others)
 
     looked = tied_tensors._looked
     model, facts = COPIES["a copy that is called frozen"]

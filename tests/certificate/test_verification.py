@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -465,11 +466,14 @@ class TestPortfolio:
         each = average.declared.inputs[0]
         file = copy / each.run / f"step-{each.step}.safetensors"
         content = bytearray(file.read_bytes())
+        recorded = hashlib.sha256(content).hexdigest()
         content[-1] ^= 1
         file.write_bytes(content)
+        found = hashlib.sha256(content).hexdigest()
         name = f"{each.run}@{each.step}"
         assert verify(average.path, portfolio=copy).problems == [
-            f"commitments: {name}: step-{each.step}.safetensors is not the file that was recorded"
+            f"commitments: {name}: step-{each.step}.safetensors is not the file that was recorded: it has the digest "
+            f"{found}, and {recorded} was recorded"
         ]
 
     def test_no_digest_seed_or_score_of_an_unreleased_model_is_in_it(self, output: Output) -> None:

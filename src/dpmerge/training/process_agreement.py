@@ -131,11 +131,17 @@ class SeveralProcesses(Processes):
                 "move them, on every rank, with the same settings"
             )
         saved = tensors.save(folder, step, weights=weights) if self.writes else None
-        own = bytes.fromhex(saved.files[0].sha256) if saved is not None else b""
-        written = self._exchange(self._word(Event.SAVED, step, digest=own))[0].digest.hex()
-        return saved or SavedAs(
-            step=step, files=[File(name=tensors.files.name_of(step), sha256=written)], weights=digest
+        file = self._written(tensors, step, saved)
+        return saved or SavedAs(step=step, files=[file], weights=digest)
+
+    def _written(self, tensors: ModelTensors, step: int, saved: SavedAs | None) -> File:
+        """What the process that writes has written, told to all of them."""
+        own = ("", None) if saved is None else (saved.files[0].sha256, saved.files[0].blake3)
+        sha256, blake3 = (
+            self._exchange(self._word(Event.SAVED, step, digest=bytes.fromhex(each or "")))[0].digest for each in own
         )
+        name = tensors.files.name_of(step)
+        return File(name=name, sha256=sha256.hex(), blake3=blake3.hex() if any(blake3) else None)
 
     def agree_on_end(self, steps: int) -> None:
         self._exchange(self._word(Event.END, steps))

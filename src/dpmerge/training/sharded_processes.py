@@ -17,7 +17,7 @@ import torch
 from opacus.optimizers import DPOptimizer
 from torch import Tensor
 
-from dpmerge.portfolio.manifest import File, SavedAs
+from dpmerge.portfolio.manifest import SavedAs
 from dpmerge.training.model_tensors import ModelTensors
 from dpmerge.training.noise_generators import RunGenerators
 from dpmerge.training.noised_gradients import noise_lengths
@@ -110,8 +110,7 @@ class ShardedProcesses(SeveralProcesses):
                 gathered[name] = tensor.to("cpu", copy=tensor is shard)
             del tensor  # before the next one is there
         saved = tensors.save(folder, step, gathered=gathered) if self.writes else None
-        said = (saved.files[0].sha256, saved.weights or "") if saved is not None else ("", "")
-        file, digest = (
-            self._exchange(self._word(Event.SAVED, step, digest=bytes.fromhex(each)))[0].digest.hex() for each in said
-        )
-        return saved or SavedAs(step=step, files=[File(name=tensors.files.name_of(step), sha256=file)], weights=digest)
+        own = bytes.fromhex(saved.weights or "") if saved is not None else b""
+        digest = self._exchange(self._word(Event.SAVED, step, digest=own))[0].digest.hex()
+        file = self._written(tensors, step, saved)
+        return saved or SavedAs(step=step, files=[file], weights=digest)
