@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterator
-from concurrent.futures import Executor
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from soak.kills import WANTED, Wanted, loaded, write_models
@@ -38,7 +40,16 @@ from dpmerge.merging.preflight import require_recorded
 from dpmerge.releasing.release import release
 from dpmerge.releasing.verifying import verify
 from evaluation.scored_portfolios import EXAMPLES, mixtures, quits, total
-from executors.worker_tasks import TotalDyingOnce, dies, dies_first, process_of, refuses, shard_dying_once, square
+from executors.worker_tasks import (
+    TotalDyingOnce,
+    dies,
+    dies_first,
+    meets_another,
+    process_of,
+    refuses,
+    shard_dying_once,
+    square,
+)
 from merging.models import checkpoints, model, tensor, tree, write_run
 from merging.test_engine import SHARDINGS, in_shards, merge_three, write_three
 from portfolio.portfolios import write_portfolio
@@ -74,11 +85,13 @@ def test_calls_and_their_errors_are_what_they_are_at_home(executor: Executor) ->
         results_of(executor, refuses, [(3,)], named="refusal")
 
 
-def test_a_cluster_has_two_workers_and_says_whether_they_are_elsewhere(executor: Executor) -> None:
+def test_two_workers_work_at_once_and_say_whether_they_are_elsewhere(executor: Executor, tmp_path: Path) -> None:
     assert is_remote(executor) == os.environ["EXECUTOR"].startswith(("ray", "dask://"))
     if is_remote(executor):
         assert executor.workers == 2  # type: ignore[attr-defined]
-        assert len(set(results_of(executor, process_of, [(k,) for k in range(20)], named="process"))) >= 2
+    if can_die(executor):
+        met = results_of(executor, meets_another, [(str(tmp_path), k) for k in range(2)], named="meeting")
+        assert len(set(met)) == 2
 
 
 def test_a_worker_that_is_killed_is_replaced(executor: Executor, tmp_path: Path) -> None:
@@ -267,6 +280,43 @@ def test_a_scenario_shows_the_same_wherever_it_is_played(executor: Executor) -> 
         [f.document() for f in each.findings] for each in here
     ]
     assert seen == [(1, 2), (2, 2)]
+
+
+def test_what_was_given_up_and_lives_on_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It makes a file while the attempts are removed, and another by its path."""
+    write_three(tmp_path / "runs", {run: lambda t: in_shards(t, SHARDS) for run in "abc"})
+    at_home = merge_three(tmp_path / "runs", tmp_path / "home")
+    removed = shutil.rmtree
+
+    def while_somebody_writes(folder: Path, **how: bool) -> None:
+        (folder / "late.safetensors").write_bytes(b"between the listing and the removal")
+        with pytest.raises(FileNotFoundError):
+            (tmp_path / "away" / shard_tasks.ATTEMPTS / "later.safetensors").write_bytes(b"by its path")
+        removed(folder, **how)
+
+    monkeypatch.setattr(shard_tasks.shutil, "rmtree", while_somebody_writes)
+    with open_executor("threads:2") as threads:
+        assert merge_three(tmp_path / "runs", tmp_path / "away", executor=threads) == at_home
+    assert tree(tmp_path / "away") == tree(tmp_path / "home")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["away", "home", "runs"]
+
+
+@pytest.mark.parametrize("given", [None, "swapped"])
+def test_an_executor_that_gives_other_results_is_refused(tmp_path: Path, given: str | None) -> None:
+    write_three(tmp_path / "runs", {run: lambda t: in_shards(t, SHARDS) for run in "abc"})
+
+    class Wrong(Executor):
+        first: Any = None
+
+        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+            future: Future[Any] = Future()
+            made = fn(*args, **kwargs)
+            self.first = self.first or made
+            future.set_result(self.first if given else None)
+            return future
+
+    with pytest.raises(InvalidInputError, match="executor: for the file .* it gave the result of something else"):
+        merge_three(tmp_path / "runs", tmp_path / "away", executor=Wrong(), hashing=False)
 
 
 def test_a_folder_that_the_workers_do_not_share_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from dpmerge.errors import InvalidInputError
+from dpmerge.evaluation.evaluators import _arrived
 from dpmerge.merging import shard_tasks
 from dpmerge.merging.shard_tasks import ShardTask, WrittenShard
 
@@ -24,6 +25,27 @@ def square(number: int) -> int:
 def process_of(_: int) -> int:
     time.sleep(0.05)
     return os.getpid()
+
+
+def meets_another(folder: str, number: int) -> int:
+    """Wait until another process is here as well."""
+    (Path(folder) / str(number)).touch()
+    for _ in range(1200):
+        if len(list(Path(folder).iterdir())) == 2:
+            return os.getpid()
+        time.sleep(0.1)
+    raise TimeoutError("nobody came")
+
+
+def sleeps(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+class ArrivesDifferent:
+    """An evaluator whose file was edited on the way."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arrived, ("statistics:mean", "what it was before")
 
 
 def refuses(number: int) -> int:

@@ -22,7 +22,7 @@ LARGE = compiled_kernels.WORTH_IT
 
 
 def compiled() -> Kernels:
-    made = kernels(LARGE, noised=False)
+    made = kernels(LARGE, inputs=3, noised=False)
     assert made is not None, "numba is installed for the tests"
     return made
 
@@ -95,12 +95,40 @@ def test_a_merge_has_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_small_merges_import_nothing_and_numba_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert kernels(LARGE - 1, noised=False) is None
-    assert kernels(compiled_kernels.WORTH_IT_NOISED - 1, noised=True) is None
+    assert kernels(LARGE - 1, inputs=2, noised=False) is None
+    assert kernels(compiled_kernels.WORTH_IT_NOISED - 1, inputs=2, noised=True) is None
     compiled_kernels._compiled.cache_clear()
     try:
         monkeypatch.setitem(sys.modules, "numba", None)
-        assert kernels(LARGE, noised=True) is None
+        assert kernels(LARGE, inputs=2, noised=True) is None
+    finally:
+        monkeypatch.undo()
+        compiled_kernels._compiled.cache_clear()
+
+
+class Broken:
+    """A numba that imports and does nothing else."""
+
+    def __init__(self, works: bool) -> None:
+        self.works = works
+        self.asked: list[bool] = []
+
+    def njit(self, **settings: Any) -> Any:
+        self.asked.append(settings["cache"])
+        if settings["cache"] or not self.works:
+            raise RuntimeError("cannot cache function: no locator available for file")
+        return lambda function: function
+
+
+@pytest.mark.parametrize("works", [True, False], ids=["without what it keeps on disk", "not at all"])
+def test_a_numba_that_does_not_work_is_not_used(works: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it raises, here where it cannot write: a merge that is charged goes on."""
+    compiled_kernels._compiled.cache_clear()
+    broken = Broken(works)
+    monkeypatch.setitem(sys.modules, "numba", broken)  # type: ignore[arg-type]
+    try:
+        assert (kernels(LARGE, inputs=2, noised=True) is not None) == works
+        assert broken.asked == [True, False]
     finally:
         monkeypatch.undo()
         compiled_kernels._compiled.cache_clear()

@@ -27,7 +27,7 @@ else:  # a compiler is an import, and a large one
     from dpmerge.merging import compiled_kernels
     from dpmerge.merging.gaussian_sampler import GaussianSampler, NoiseScratch
     compiled_kernels.WORTH_IT = 0
-    kernels = compiled_kernels.kernels(0, noised=False)
+    kernels = compiled_kernels.kernels(0, inputs=2, noised=False)
     two = [np.zeros(8, np.uint8), np.zeros(8, np.uint8)]
     Scratch(8, kernels).combine("BF16", two, [0.5, 0.5], np.zeros(8, np.uint8), None)
     GaussianSampler(1.0).draw("w", 0, np.zeros(8), NoiseScratch(kernels))

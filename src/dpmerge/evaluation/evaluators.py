@@ -78,7 +78,7 @@ class NamedEvaluator:
         return self.function(tensors)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return load_evaluator, (self.spec,)
+        return _arrived, (self.spec, self.identity)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.spec!r})"
@@ -95,6 +95,17 @@ class NamedBatchEvaluator(NamedEvaluator):
     def prepare(self, models: Mapping[str, Tensors], *, trained: Collection[str], noise_draws: int) -> BatchScorer:
         assert isinstance(self.function, BatchEvaluator)
         return self.function.prepare(models, trained=trained, noise_draws=noise_draws)
+
+
+def _arrived(spec: str, identity: str | None) -> Evaluator:
+    """The evaluator of that name in a worker, which must be the one that scores were asked of."""
+    found = load_evaluator(spec)
+    if identity_of(found) != identity:
+        problem = f"evaluator: {spec} has other code in a worker than where scores were asked for"
+        raise InvalidInputError(
+            "evaluator", spec, "put the same files on every machine, and start again", problem=problem
+        )
+    return found
 
 
 def identity_of(evaluator: Evaluator) -> str | None:

@@ -14,7 +14,10 @@ from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 
 from dpmerge.errors import InvalidInputError
 
-ACCEPTED = "threads:N, processes:N, ray, ray://HOST:PORT, dask://HOST:PORT, or module:function that returns an Executor"
+ACCEPTED = (
+    "threads:N, processes:N, ray, ray://HOST:PORT, dask://HOST:PORT, dask+tls://HOST:PORT, or module:function that "
+    "returns an Executor"
+)
 DASK_PORT = 8786
 _OURS = ("threads", "processes")
 
@@ -24,7 +27,8 @@ def open_executor(name: str, *, workers_per_node: int | None = None, gpus: bool 
 
     Args:
         name: `threads:N`, `processes:N`; `ray`, this machine or what RAY_ADDRESS names; `ray://HOST:PORT`;
-            `dask://HOST:PORT`; or `module:function`, called without arguments.
+            `dask://HOST:PORT`, or `dask+tls://HOST:PORT` with the certificates of Dask's configuration; or
+            `module:function`, called without arguments.
         workers_per_node: with Ray: how many calls at a time on each node.
         gpus: with Ray: share out the nodes' GPUs among the calls.
 
@@ -44,7 +48,7 @@ def open_executor(name: str, *, workers_per_node: int | None = None, gpus: bool 
         if workers_per_node < 1:
             raise InvalidInputError("workers-per-node", workers_per_node, "an integer ≥ 1")
         if kind != "ray":
-            where = "each worker makes one call at a time" if kind == "dask" else "the name says how many"
+            where = "each worker makes one call at a time" if kind.startswith("dask") else "the name says how many"
             problem = f"workers-per-node: of {name} {where}"
             raise InvalidInputError("workers-per-node", workers_per_node, "leave it out", problem=problem)
     if kind in _OURS:
@@ -58,7 +62,7 @@ def open_executor(name: str, *, workers_per_node: int | None = None, gpus: bool 
         from dpmerge.executors.ray_executor import RayExecutor
 
         return RayExecutor(None if name == "ray" else name, workers_per_node=workers_per_node, gpus=gpus)
-    if name.startswith("dask://"):
+    if name.startswith(("dask://", "dask+tls://")):
         from dpmerge.executors.dask_executor import DaskExecutor
 
         return DaskExecutor(_dask_address(name))
@@ -73,11 +77,6 @@ def is_remote(executor: Executor) -> bool:
     return said if isinstance(said, bool) else not isinstance(executor, ThreadPoolExecutor | ProcessPoolExecutor)
 
 
-def in_this_process(executor: Executor) -> bool:
-    """Whether calls see this process's memory."""
-    return isinstance(executor, ThreadPoolExecutor)
-
-
 def _number(name: str, text: str) -> int:
     if not (text.isascii() and text.isdigit() and int(text[:6]) >= 1 and len(text) <= 4):
         raise InvalidInputError("executor", name, "a number of workers from 1 to 9999, as in threads:4")
@@ -85,10 +84,11 @@ def _number(name: str, text: str) -> int:
 
 
 def _dask_address(name: str) -> str:
-    host = name.removeprefix("dask://")
+    kind, host = name.split("://", 1)
     if not host or "/" in host:
-        raise InvalidInputError("executor", name, "dask://HOST:PORT")
-    return f"tcp://{host}" if ":" in host.rsplit("]", 1)[-1] else f"tcp://{host}:{DASK_PORT}"
+        raise InvalidInputError("executor", name, "dask://HOST:PORT, or dask+tls://HOST:PORT")
+    address = f"{'tls' if kind == 'dask+tls' else 'tcp'}://{host}"
+    return address if ":" in host.rsplit("]", 1)[-1] else f"{address}:{DASK_PORT}"
 
 
 def _made_by(name: str, module: str, function: str) -> Executor:

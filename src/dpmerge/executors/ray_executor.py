@@ -56,9 +56,13 @@ class RayExecutor(Executor):
 
     def __init__(self, address: str | None = None, *, workers_per_node: int | None = None, gpus: bool = False) -> None:
         self._ours = not ray.is_initialized()
+        if not self._ours and address is not None:
+            problem = f"executor: this program is connected to a Ray already, so not to {address}"
+            raise InvalidInputError("executor", address, "`ray`, or ray.shutdown() first", problem=problem)
+        # Of a Ray that somebody else started nobody knows where it has nodes, or will have.
+        self.remote = not self._ours or address is not None or bool(os.environ.get("RAY_ADDRESS"))
         if self._ours:
             _connect(address)
-        self.remote = address is not None or len(_nodes()) > 1
         try:
             needs = _needs(_nodes(), workers_per_node, gpus)
             self._needs = needs
@@ -128,18 +132,22 @@ def _needs(nodes: list[dict[str, float]], workers_per_node: int | None, gpus: bo
     able = with_gpus or [node for node in nodes if node.get("CPU", 0) > 0]
     if not able:
         raise InvalidInputError("executor", "ray", "a cluster with a node that has cores", found="none")
-    fewest = min(node["GPU"] if with_gpus else node["CPU"] for node in able)
-    each = workers_per_node or max(1, int(fewest))
+    counted = [node["GPU"] if with_gpus else node["CPU"] for node in able]
+    if workers_per_node is not None and len({(node.get("CPU"), node.get("GPU")) for node in able}) > 1:
+        found = f"nodes of {min(counted):g} to {max(counted):g} {'GPUs' if with_gpus else 'cores'}"
+        accepted = "nodes that are alike (`ray start --num-cpus`), for a share of one to be a share of all"
+        raise InvalidInputError("workers-per-node", workers_per_node, accepted, found=found)
+    each = workers_per_node or max(1, int(min(counted)))
     needs = {"num_cpus": _share(min(node.get("CPU", 0.0) for node in able), each)}
     if with_gpus:
-        needs["num_gpus"] = _share(fewest, each)
+        share = _share(min(counted), each)
+        needs["num_gpus"] = float(int(share)) if share > 1 else share  # above one Ray takes whole GPUs only
     return needs
 
 
 def _share(amount: float, calls: int) -> float:
-    """Of a node's amount what one of so many calls takes: above one Ray takes whole numbers only."""
-    share = amount / calls
-    return float(math.ceil(share)) if share > 1 else share
+    """Of a node's amount what one of so many calls takes, rounded down: that many must fit."""
+    return math.floor(1e4 * amount / calls) / 1e4
 
 
 def _room(node: dict[str, float], needs: dict[str, float]) -> int:

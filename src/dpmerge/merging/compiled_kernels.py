@@ -2,13 +2,14 @@
 
 Guarantees: every sum, product, quotient, root and rounding is one IEEE operation, in the order that `arithmetic` and
 `gaussian_sampler` have; numba is not asked to reorder or to fuse any. A test compares the bytes.
-Refuses: nothing; where numba is missing, numpy does the same.
+Refuses: nothing; where numba is missing or does not work, numpy does the same.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -39,20 +40,31 @@ class Kernels:
     box_muller: Callable[[Array, Coefficients, Coefficients, Array, Array], None]
 
 
-def kernels(size: int, *, noised: bool) -> Kernels | None:
-    """What is compiled, where an output of so many bytes is worth it and numba is there."""
-    return _compiled() if size >= (WORTH_IT_NOISED if noised else WORTH_IT) else None
+def kernels(size: int, *, inputs: int, noised: bool) -> Kernels | None:
+    """What is compiled, where an output of so many bytes is worth it and numba works; tried before it is used."""
+    return _compiled(inputs) if size >= (WORTH_IT_NOISED if noised else WORTH_IT) else None
 
 
 @cache
-def _compiled() -> Kernels | None:
-    try:
-        from numba import njit
-    except ImportError:
-        return None
+def _compiled(inputs: int) -> Kernels | None:
+    # Whatever is wrong with numba, or with what it kept on disk, a merge that is charged must go on without it.
+    for kept in (True, False):
+        with suppress(Exception):
+            return _tried(inputs, kept)
+    return None
+
+
+def _tried(inputs: int, kept: bool) -> Kernels:
+    from numba import njit
+
     # Kept on disk by the time of this file, so that all that the code depends on must be in it, or an argument.
-    compiled = njit(nogil=True, cache=True, error_model="numpy")
-    return Kernels(combine_bf16=compiled(combine_bf16), box_muller=compiled(box_muller))
+    compiled = njit(nogil=True, cache=kept, error_model="numpy")
+    made = Kernels(combine_bf16=compiled(combine_bf16), box_muller=compiled(box_muller))
+    words, nothing = tuple(np.zeros(4, np.uint16) for _ in range(inputs)), np.empty(0)
+    made.combine_bf16(words, np.zeros(inputs, np.float32), nothing, np.zeros(4, np.uint16))
+    pairs, some = np.zeros((1, 2), np.uint64), np.zeros(1)
+    made.box_muller(pairs, (0.0,) * 9, (0.0,) * 8, some, some.copy())
+    return made
 
 
 def combine_bf16(inputs: tuple[Array, ...], weights: Array, noise: Array, out: Array) -> bool:

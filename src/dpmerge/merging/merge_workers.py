@@ -65,7 +65,7 @@ class MergeWork:
         self._handing = threading.Lock()
         self._failed = threading.Event()
         size = sum(output.file.size for output in self.outputs)
-        self._kernels = kernels(size, noised=self.noise is not None) if len(self.inputs) > 1 else None
+        self._kernels = kernels(size, inputs=len(self.inputs), noised=self.noise is not None)
 
     def done_by(self, jobs: int) -> None:
         """All of it, by so many threads; the first error of any of them is raised."""

@@ -10,6 +10,7 @@ Refuses: workers that cannot write where the coordinator looks.
 from __future__ import annotations
 
 import platform
+import re
 import secrets
 import shutil
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -19,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from dpmerge.errors import CannotWriteError
+from dpmerge.errors import CannotWriteError, InvalidInputError
 from dpmerge.executors.task_runs import results_of, run_tasks
 from dpmerge.merging.byte_progress import ByteCount, Progressed
 from dpmerge.merging.checkpoint_input import (
@@ -192,8 +193,9 @@ def by_workers(
     def enter(name: str, shard: WrittenShard, late: bool) -> None:
         if late:
             return
-        if shard.file.name != name:
-            raise AssertionError(f"the executor gave the result of {shard.file.name} for that of {name}")
+        if not isinstance(shard, WrittenShard) or shard.file.name != name:
+            problem = f"executor: for the file {name} it gave the result of something else"
+            raise InvalidInputError("executor", name, "one that gives each call its own result", problem=problem)
         _put_in_place(attempts / shard.attempt, folder / name, sizes[name])
         written[name] = shard
         count.add(sizes[name])
@@ -207,8 +209,25 @@ def by_workers(
         calls = {name: (task,) for name, task in tasks.items()}
         run_tasks(executor, write, calls, enter, named=lambda name: f"the file {name}")
     finally:
-        shutil.rmtree(attempts, ignore_errors=True)
+        _remove(attempts)
     return [written[name] for name in tasks]
+
+
+def _remove(attempts: Path) -> None:
+    """Out of the folder that is being made, in one step; then for good, as far as nobody holds anything in it open.
+
+    What is left of it has the name of a staged folder, and goes when that is next looked for.
+    """
+    folder = attempts.parent
+    known = re.fullmatch(r"(\..+\.)[0-9a-f]{8}(\.partial)", folder.name)
+    start, end = known.groups() if known else (f".{folder.name}.", ".partial")
+    aside = folder.with_name(f"{start}{secrets.token_hex(4)}{end}")
+    try:
+        attempts.rename(aside)
+    except OSError as error:
+        accepted = "a folder whose files can be moved"
+        raise CannotWriteError.from_os(error, field="output", path=folder, accepted=accepted) from None
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def comparison(checkpoint: SavedCheckpoint, orders: Sequence[Sequence[str]]) -> Comparison:
