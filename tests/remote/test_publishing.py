@@ -20,7 +20,9 @@ import dpmerge as dpm
 from dpmerge.certificate.dsse import CERTIFICATE_NAME
 from dpmerge.cli import app
 from dpmerge.errors import CannotWriteError, InvalidInputError
+from dpmerge.executors import open_executor
 from dpmerge.ledger.ledger import Ledger
+from dpmerge.merging.recipe_files import build
 from dpmerge.merging.staging import StagedFolder
 from dpmerge.releasing import remote_output
 from dpmerge.releasing.recover import abandon, recover
@@ -75,6 +77,25 @@ def test_a_release_is_published_and_verified_by_its_url(
         assert charge.status == "completed"
         assert charge.output is not None
         assert charge.output.where == str(out)
+
+
+def test_workers_read_from_a_store_and_make_a_release_for_one(
+    portfolio_url: str, home: Path, out: RemotePath, tmp_path: Path
+) -> None:
+    """The bytes of one machine, from the same models on disk; an average, and one checkpoint as it is."""
+    ledger = str(tmp_path / "ledger.db")
+    with open_executor("processes:2") as executor:
+        for place, wanted in enumerate((average, draw_of_two)):
+            plan = wanted(dpm.Portfolio.load(portfolio_url, contents=False))
+            made = dpm.release(plan, out=out / str(place), ledger=ledger, executor=executor, reveal_draw=True)
+            found = dpm.verify(str(out / str(place)), portfolio=portfolio_url, ledger=ledger)
+            assert found.verified, found.problems
+            drawn = made.content.get("drawn") or 0
+            recipe = wanted(dpm.Portfolio.load(home, contents=False)).terms.candidates[drawn].recipe
+            (tmp_path / f"here-{place}").mkdir()
+            built = build(dpm.Portfolio.load(home, contents=False), recipe, tmp_path / f"here-{place}")
+            assert {file.name: file.sha256 for file in built.files} == dict(made.files)
+    assert staged(tmp_path) == []
 
 
 def test_the_certificate_is_the_last_object_and_nothing_is_sent_before_the_seal(
