@@ -21,7 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from rich.console import Console
 from sqlalchemy import create_engine, text
 from sqlalchemy.engine import make_url
 
+from dpmerge.errors import InvalidInputError
 from dpmerge.evaluation.evaluate import evaluate
 from dpmerge.executors import open_executor
 from dpmerge.executors.named_executors import is_remote
@@ -44,6 +45,9 @@ from soak.ledger import postgresql
 
 MARK = "DPMERGE_SOAK_WORKERS"
 """Of this process and all it starts, so that workers are found."""
+
+CONNECTIONS = 4
+"""How often a cluster is asked."""
 
 KINDS = ("processes:2", "ray", "dask")
 
@@ -157,7 +161,7 @@ def lost(models: Path, scratch: Path, *, kills: int, seed: int) -> Lost:
                 if kind != "processes:2":
                     found = own.enter_context(cluster(kind))
                     name = found.get("RAY_CLIENT", found["EXECUTOR"])
-                executor = own.enter_context(open_executor(name))
+                executor = own.enter_context(_opened(name))
                 durations: dict[str, float] = {}
                 share = kills // len(KINDS) + (KINDS.index(kind) < kills % len(KINDS))
                 for number, wanted in enumerate(itertools.cycle(scenes)):
@@ -183,6 +187,14 @@ def lost(models: Path, scratch: Path, *, kills: int, seed: int) -> Lost:
                     done.violations += [f"{kind}, {what}: {each}" for each in scene.wrong(scores, files)]
                     shutil.rmtree(place)
     return done
+
+
+def _opened(name: str) -> Executor:
+    """The executor; Ray's server for clients does not always start within the time that Ray gives it."""
+    for _ in range(CONNECTIONS - 1):
+        with suppress(InvalidInputError):
+            return open_executor(name)
+    return open_executor(name)
 
 
 def _database(server: str, name: str) -> str:
