@@ -42,8 +42,9 @@ class DaskExecutor(Executor):
         try:
             self._client = Client(address, timeout=PATIENCE, set_as_default=False)
         except (OSError, TimeoutError, ValueError) as error:
+            accepted = "a Dask scheduler that answers (dask://HOST:PORT)"
             found = " ".join(f"{address} ({error})".split())
-            raise InvalidInputError("executor", address, "a Dask scheduler that answers", found=found) from None
+            raise InvalidInputError("executor", address, accepted, found=found) from None
         try:
             self._client.wait_for_workers(1, timeout=PATIENCE)
         except TimeoutError:

@@ -92,7 +92,7 @@ class GaussianSampler:
             np.multiply(made, self._deviation, out=out[low - start : high - start])
 
 
-class GivenWeights(GaussianSampler):
+class WorkerSampler(GaussianSampler):
     """Normals of the weights whose keys were handed over, and of no other: what a worker is told."""
 
     def __init__(self, deviation: float, keys: Mapping[str, bytes]) -> None:

@@ -31,7 +31,7 @@ from dpmerge.merging.checkpoint_input import (
     require_digest,
     require_weights,
 )
-from dpmerge.merging.gaussian_sampler import GaussianSampler, GivenWeights
+from dpmerge.merging.gaussian_sampler import GaussianSampler, WorkerSampler
 from dpmerge.merging.layout import Layout, OutputFile
 from dpmerge.merging.merge_workers import MergeWork
 from dpmerge.merging.ordered_hash import OrderedHash
@@ -113,7 +113,7 @@ def write_shard(task: ShardTask) -> WrittenShard:
             outputs=[output],
             slices=slices_of(Layout(files=(attempt,), index=None), inputs, task.rules, task.first),
             weights=[weight for _, weight in task.parts],
-            noise=GivenWeights(task.deviation, task.keys) if task.deviation > 0 else None,
+            noise=WorkerSampler(task.deviation, task.keys) if task.deviation > 0 else None,
             buffer=task.buffer,
             progress=ByteCount(None, attempt.size),
         ).done_by(task.jobs)
